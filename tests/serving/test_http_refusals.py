@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from serving.clients import Kept, in_pieces, npy, npy_bytes, picture
+from serving.clients import Kept, described, in_pieces, npy, npy_bytes, picture
 from serving.conftest import Serving
 from serving.servers import PATIENCE, until
 from serving.test_decoding import bomb
@@ -29,8 +29,7 @@ JSON_BODY = {"headers": {"Content-Type": "application/json"}}
 
 def refused(response: Any, status: int, code: str, message: str = "") -> Any:
     assert response.status_code == status, response.text
-    content = response.json()
-    ErrorAnswer.model_validate(content)
+    content = described(response, ErrorAnswer)
     assert content["error"]["code"] == code
     assert message in content["error"]["message"]
     return response

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import left_untouched
-from serving.clients import Client, npy
+from serving.clients import Client, described, npy
 from ttapca.errors import LayerOutputError, OptionError
 from ttapca.serving import StreamPool, api_models
 from ttapca.serving.api_models import predicted
@@ -106,7 +106,7 @@ def test_labels_over_http() -> None:
         client = Client(Service(pool, ServiceFacts("own", "0", tuple("abcd"))))
         pixels = (pictures(5, seed=2) * 255).byte().permute(0, 2, 3, 1).numpy()
         response = client.ask("POST", "/v1/predict?stream=a", **npy(pixels))
-        api_models.PredictAnswer.model_validate_json(response.content, strict=True)
+        described(response, api_models.PredictAnswer)
         client.close()
     logits = model(torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255)
     for said, row in zip(response.json()["predictions"], logits, strict=True):

@@ -1,6 +1,7 @@
 """The JSON of the API: how answers are made, and how `/openapi.json` describes them.
 
-Answers are not built from the models, which would cost time at every request; tests compare them.
+FastAPI derives the description of a stream from `StreamStatus` and `StreamGlance`. Answers are not
+built from the models, which would cost time at every request; tests compare them.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import io
 import json
 from base64 import b64encode
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
@@ -24,7 +25,6 @@ from ttapca.support.parsing import finite
 
 BYTES, PNG = "application/octet-stream", "image/png"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
-Share = Annotated[float, Field(ge=0, le=1)]
 
 # Making answers ----------------------------------------------------------------------------------
 
@@ -130,158 +130,105 @@ def picture_urls(pictures: tuple[Pixels, Pixels] | None) -> dict[str, str | None
 # Describing answers ------------------------------------------------------------------------------
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class ErrorFacts(_Answer):
-    """Why a request was refused."""
-
-    code: str = Field(description="A word for programs.", examples=["unknown_stream"])
-    message: str = Field(
-        description="For people: the rule, what was found, the way out.",
-        examples=["There is no stream `camera-7`. Send images to begin it."],
-    )
-
-
-class ErrorAnswer(_Answer):
-    """What every refusal looks like."""
-
-    error: ErrorFacts
-
-
-class BandFacts(_Answer):
-    """One band of components of the filter in one stream."""
-
-    layer: str = Field(examples=["conv1"])
-    first: int = Field(examples=[8], description="Its first component, counting from 1.")
-    last: int = Field(examples=[15])
-    ratio: float | None = Field(
-        examples=[2.6], description="Variance in the stream over that in the source."
-    )
-    p_value: Share | None = Field(examples=[0.01])
-
-
-class HealthFacts(_Answer):
-    """What is seen of the images of a stream; null if it cannot be known."""
-
-    stream: str = Field(examples=["camera-7"])
-    images: int = Field(examples=[1200])
-    skipped: int = Field(examples=[0], description="Requests whose numbers were not finite.")
-    shifted: bool | None = Field(examples=[True], description="Whether the alarm is on.")
-    p_value: Share | None = Field(examples=[0.002])
-    shift: Share | None = Field(examples=[0.97], description="How surely images have shifted.")
-    size: float | None = Field(examples=[1.5], description="Size of the shift, in doublings.")
-    bands: list[BandFacts]
-    composition: list[float] | None = Field(description="Share of each class of late.")
-    ordered: Share | None = Field(description="How surely classes stay for a while.")
-    run_length: float | None = Field(description="For how many images a class stays, if so.")
-    skew: Share | None = Field(description="How surely classes are not those of the source.")
-    conditions: int = Field(examples=[1])
-    outliers: float | None = Field(examples=[0.004])
-    batch_weight: float | None = Field(examples=[0.2])
-    implausible: int = Field(
-        ge=0, description="Images that no shift explains, answered by the network as it is."
-    )
-
-
-class StreamFacts(_Answer):
-    """How a stream is and what was done with it."""
-
-    health: HealthFacts
-    mode: Mode = Field(examples=["on"])
-    gains: list[float | None] = Field(
-        examples=[[1.0, 0.98, 0.41]], description="What each band is scaled by."
-    )
-    requests: int = Field(examples=[400])
-    adapted_share: Share = Field(examples=[0.6])
-    disagreement: Share | None = Field(description="Share of images that differ in shadow.")
-    shifted_since: float | None = Field(
-        examples=[1763300000.0], description="When the alarm went on, in seconds since 1970."
-    )
-    last_seen: float | None = Field(examples=[1763300100.0])
-
-
-class LikelyClass(_Answer):
-    """A class, or a label, and how probable it is."""
+class LikelyClass(BaseModel):
+    """A class, or a label, and how probable it is; the name is null if classes have no names."""
 
     class_: int = Field(alias="class", examples=[3])
-    name: str | None = Field(examples=["cat"], description="Null if classes have no names.")
-    probability: Share | None = Field(examples=[0.91])
+    name: str | None = Field(examples=["cat"])
+    probability: float | None = Field(examples=[0.91], ge=0, le=1)
 
 
 class Prediction(LikelyClass):
-    """The most probable class or label of one image."""
+    """The most probable class or label of one image.
 
-    labels: list[LikelyClass] = Field(
-        default=[],
-        description="Of a network whose labels do not exclude each other: all that are more "
-        "probable than not. Other networks leave it out.",
-    )
+    `labels` are all labels that are more probable than not, of a network whose labels do not
+    exclude each other. Other networks leave it out.
+    """
+
+    labels: list[LikelyClass] | None = None
 
 
-class PredictAnswer(_Answer):
-    """Predictions for the images of a request, in their order."""
+class PredictAnswer(BaseModel):
+    """Predictions for the images of a request, in their order.
+
+    `adapted` says whether a filter changed the images that are answered for; `differ` is, in
+    shadow, how many images have another class when adapted. `health` is in full with `full=true`.
+    """
 
     stream: str = Field(examples=["camera-7"])
-    mode: Mode = Field(examples=["on"])
-    adapted: bool = Field(examples=[True], description="Whether a filter changed what is answered.")
+    mode: Mode
+    adapted: bool
     predictions: list[Prediction]
-    differ: int | None = Field(
-        description="In shadow: how many images have another class when adapted."
-    )
-    health: StreamGlance | StreamFacts = Field(description="All about it with `full=true`.")
+    differ: int | None
+    health: StreamGlance | StreamStatus
 
 
-class StreamList(_Answer):
-    """A page of streams, by name."""
+class StreamList(BaseModel):
+    """A page of streams, by name; damaged ones are on disk and cannot be read."""
 
-    streams: list[StreamFacts] | list[StreamGlance]
-    damaged: list[str] = Field(description="Streams of this page that cannot be read from disk.")
+    streams: list[StreamStatus] | list[StreamGlance]
+    damaged: list[str]
     total: int = Field(examples=[1])
 
 
-class Pictures(_Answer):
+class Pictures(BaseModel):
     """The last image of a stream as `data:` URLs; null if none is kept."""
 
     before: str | None = Field(examples=["data:image/png;base64,iVBORw0KGgo="])
     after: str | None = Field(examples=["data:image/png;base64,iVBORw0KGgo="])
 
 
-class Info(_Answer):
-    """What is served."""
+class Info(BaseModel):
+    """What is served; a band has its first and last component, counting from 1."""
 
     model: str = Field(examples=["cifar10-resnet20"])
     filter: str = Field(examples=["conv1, 2000 components"])
-    classes: list[str] = Field(description="Empty if they have no names.")
+    classes: list[str]
     input_shape: list[int] = Field(examples=[[3, 32, 32]])
-    version: str = Field(examples=["0.2.0"])
-    bands: list[dict[str, int]] = Field(
-        examples=[[{"first": 8, "last": 15}]], description="Components of each, counting from 1."
-    )
+    version: str
+    bands: list[dict[str, int]] = Field(examples=[[{"first": 8, "last": 15}]])
+
+
+class ModeChange(BaseModel):
+    """The mode that a stream is switched to."""
+
+    mode: Mode = Field(examples=["shadow"])
+
+
+class ErrorFacts(BaseModel):
+    """Why a request was refused: a word for programs, a sentence for people."""
+
+    code: str = Field(examples=["unknown_stream"])
+    message: str = Field(examples=["There is no stream `camera-7`. Send images to begin it."])
+
+
+class ErrorAnswer(BaseModel):
+    """What every refusal looks like."""
+
+    error: ErrorFacts
 
 
 # Describing requests and refusals ----------------------------------------------------------------
 
 
-def _body(content: dict[str, Any], description: str = "") -> dict[str, Any]:
+def _body(content: dict[str, Any]) -> dict[str, Any]:
     """Describe a body that a route reads itself, with `Service.body`."""
-    return {"requestBody": {"required": True, "description": description, "content": content}}
-
-
-def _object(**properties: Any) -> dict[str, Any]:
-    required = list(properties)[:1]
-    return {"type": "object", "required": required, "properties": properties}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 _LISTS = {"type": "array", "minItems": 1, "items": {"type": "array", "items": {}}}
+_FILES = {"type": "array", "items": BINARY["schema"]}
 IMAGES_BODY = _body(
     {
-        FORM: {"schema": _object(images={"type": "array", "items": BINARY["schema"]})},
+        FORM: {
+            "schema": {"type": "object", "required": ["images"], "properties": {"images": _FILES}}
+        },
         **dict.fromkeys((*PICTURE_TYPES, NPY), BINARY),
         JSON: {
             "schema": {
-                **_object(images=_LISTS, scale={"const": 255}),
+                "type": "object",
+                "required": ["images"],
+                "properties": {"images": _LISTS, "scale": {"const": 255}},
                 "additionalProperties": False,
             },
             "examples": {
@@ -289,23 +236,10 @@ IMAGES_BODY = _body(
                 "bytes": {"value": {"images": [[[[0, 128], [255, 64]]]], "scale": 255}},
             },
         },
-    },
-    "One or many images: PNG or JPEG files as a form (`curl --form images=@a.png`) or a single one "
-    "as it is; an array of numpy, uint8 by (images, height, width, channels) or floating point "
-    "from 0 to 1 by (images, channels, height, width); or the same as lists in JSON, with `scale` "
-    "255 for whole numbers from 0 to 255. Pictures of another size are resized, with their "
-    "proportions kept, and cut to their centre.",
+    }
 )
-STATE_BODY = _body({BYTES: BINARY})
-
-
-class ModeChange(_Answer):
-    """The mode that a stream is switched to."""
-
-    mode: Mode = Field(examples=["shadow"])
-
-
 MODE_BODY = _body({JSON: {"schema": ModeChange.model_json_schema()}})
+STATE_BODY = _body({BYTES: BINARY})
 
 REFUSALS = {
     400: "The request is cut short.",

@@ -11,38 +11,25 @@ import math
 
 from starlette.responses import JSONResponse
 
-from ttapca.errors import (
-    DamagedStreamError,
-    DataFormatError,
-    InputTypeError,
-    NonFiniteError,
-    PoolClosedError,
-    PoolFullError,
-    SavedStreamError,
-    ShapeError,
-    StorageError,
-    StreamNameError,
-    TooManyStreamsError,
-    TtapcaError,
-    UnknownStreamError,
-)
+from ttapca import errors
+from ttapca.errors import TtapcaError
 
 SHORT_WAIT = 1.0  # seconds after which a full queue or a long answer is worth another try
 
 # Status and code of the errors of the library.
 STATUS_OF_ERROR: dict[type[TtapcaError], tuple[int, str]] = {
-    PoolFullError: (503, "queue_full"),
-    PoolClosedError: (503, "closing"),
-    TooManyStreamsError: (429, "too_many_streams"),
-    UnknownStreamError: (404, "unknown_stream"),
-    StreamNameError: (422, "bad_stream_name"),
-    SavedStreamError: (422, "bad_state"),
-    DamagedStreamError: (409, "damaged_stream"),  # waiting does not mend it
-    StorageError: (503, "storage"),
-    ShapeError: (422, "bad_images"),
-    DataFormatError: (422, "bad_images"),
-    InputTypeError: (422, "bad_images"),
-    NonFiniteError: (422, "bad_images"),
+    errors.PoolFullError: (503, "queue_full"),
+    errors.PoolClosedError: (503, "closing"),
+    errors.TooManyStreamsError: (429, "too_many_streams"),
+    errors.UnknownStreamError: (404, "unknown_stream"),
+    errors.StreamNameError: (422, "bad_stream_name"),
+    errors.SavedStreamError: (422, "bad_state"),
+    errors.DamagedStreamError: (409, "damaged_stream"),  # waiting does not mend it
+    errors.StorageError: (503, "storage"),
+    errors.ShapeError: (422, "bad_images"),
+    errors.DataFormatError: (422, "bad_images"),
+    errors.InputTypeError: (422, "bad_images"),
+    errors.NonFiniteError: (422, "bad_images"),
 }
 
 
@@ -85,7 +72,7 @@ def http_error(error: Exception) -> HttpError | None:
     """Return the error of HTTP for an error of the library; None for a fault of the service.
 
     Example:
-        >>> http_error(ShapeError("Images have 3 axes.")).status
+        >>> http_error(errors.ShapeError("Images have 3 axes.")).status
         422
         >>> http_error(TtapcaError("Something else.")) is None
         True

@@ -40,12 +40,7 @@ from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.wiener import Wiener
 from ttapca.networks.evaluation import EvaluatedKind
 from ttapca.serving.answers import Answer, Mode, PoolObserver, StreamGlance, StreamStatus
-from ttapca.serving.batched_network import (
-    BatchedNetwork,
-    FilteredImage,
-    Pixels,
-    StreamPrediction,
-)
+from ttapca.serving.batched_network import BatchedNetwork, FilteredImage, Pixels, StreamPrediction
 from ttapca.serving.limits import PoolLimits
 from ttapca.serving.request_queue import Request, RequestQueue
 from ttapca.serving.stream_cache import StreamCache
@@ -138,7 +133,6 @@ class StreamPool:
             self._network.detach()
             raise
         self._images: OrderedDict[str, FilteredImage] = OrderedDict()
-        self._detached = False
         self._unsaved = False  # whether the last attempt to save has failed
         self._worker = threading.Thread(target=self._work, name="ttapca pool", daemon=True)
         self._worker.start()
@@ -156,11 +150,11 @@ class StreamPool:
         """Ask for predictions, and return at once.
 
         Args:
-            stream: Whose images they are; a new name begins a new stream.
+            stream: Its name; a new name begins a new stream.
             images: As the model takes them, finite, shape (images, *input_shape).
 
         Raises:
-            StreamNameError, InputTypeError, ShapeError, NonFiniteError: What was given is wrong.
+            StreamNameError, InputTypeError, ShapeError, NonFiniteError: An argument is wrong.
             PoolFullError: Too many images wait.
             TooManyStreamsError: The stream is new, and there are too many.
             PoolClosedError: The pool was closed.
@@ -172,8 +166,7 @@ class StreamPool:
             with self._news:
                 self._check_open()
                 self._queue.check_room(len(images))
-                reservation = self._streams.reserve(stream)
-                request = Request(reservation, images.detach(), Future(), came)
+                request = Request(self._streams.reserve(stream), images.detach(), Future(), came)
                 self._queue.put(request)
         except TtapcaError as error:
             self._tell(self._observer.refused, type(error).__name__)
@@ -240,25 +233,25 @@ class StreamPool:
         return self._network.status(stream, self._streams.known(stream))
 
     def glance(self, stream: str) -> StreamGlance:
-        """Return the part of a stream's status that takes no computing.
-
-        Raises:
-            UnknownStreamError: There is no such stream.
-        """
+        """Return the part of a stream's status that takes no computing; raises as `status`."""
         return self._streams.known(stream).glance(stream)
 
     def set_mode(self, stream: str, mode: Mode) -> StreamStatus:
         """Switch a stream; a new name begins a new stream."""
         check_option("mode", mode, OneOf(get_args(Mode)))
-        return self._change(
-            stream, lambda: dataclasses.replace(self._streams.known(stream), mode=mode), new=True
-        )
+
+        def switched() -> StreamRecord:
+            return dataclasses.replace(self._streams.known(stream), mode=mode)
+
+        return self._change(stream, switched, new=True)
 
     def reset(self, stream: str) -> StreamStatus:
         """Let a stream begin anew, in the mode that it has."""
-        return self._change(
-            stream, lambda: self._network.new_record(self._streams.known(stream).mode)
-        )
+
+        def anew() -> StreamRecord:
+            return self._network.new_record(self._streams.known(stream).mode)
+
+        return self._change(stream, anew)
 
     def restore(self, stream: str, data: bytes) -> StreamStatus:
         """Let a stream go on, bit for bit, where one was when `dump` was called.
@@ -270,19 +263,11 @@ class StreamPool:
         return self._change(stream, lambda: record, new=True)
 
     def dump(self, stream: str) -> bytes:
-        """Return the whole state of a stream, for `restore`; a safetensors file.
-
-        Raises:
-            UnknownStreamError: There is no such stream.
-        """
+        """Return all of a stream, for `restore`, as a safetensors file; raises as `status`."""
         return self._streams.dump(stream)
 
     def drop(self, stream: str) -> None:
-        """Forget a stream.
-
-        Raises:
-            UnknownStreamError: There is no such stream.
-        """
+        """Forget a stream, also on disk; raises as `status`."""
 
         def forget() -> None:
             self._streams.drop(stream)
@@ -322,6 +307,7 @@ class StreamPool:
         return self._between_passes(work)
 
     def _between_passes(self, work: Callable[[], Found]) -> Found:
+        """Run a function in the thread of the passes, and return what it returns."""
         done: Future[Found] = Future()
 
         def run() -> None:
@@ -454,29 +440,20 @@ class StreamPool:
                     stacklevel=2,
                 )
 
-    def close(self, *, drain: bool = True) -> None:
+    def close(self) -> None:
         """Take no more requests, answer those that wait, free the model, and save all streams.
-
-        Args:
-            drain: Whether to answer those that wait; otherwise they get a `PoolClosedError`.
 
         Raises:
             StorageError: The streams could not be saved; a second call tries it again.
         """
         with self._news:
             self._queue.closing = True
-            if not drain:
-                for request in self._queue.clear():
-                    self._give_up(request, PoolClosedError("This pool was closed."))
             self._news.notify_all()
         self._worker.join()
         if self._saver is not None:
             self._rest.set()
             self._saver.join()
-        with self._lock:
-            if not self._detached:
-                self._detached = True
-                self._network.detach()
+        self._network.detach()
         self.save()
 
     def __enter__(self) -> Self:

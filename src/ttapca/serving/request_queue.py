@@ -71,11 +71,6 @@ class RequestQueue:
         self.images += len(request.images)
         self._news.notify_all()
 
-    def clear(self) -> list[Request]:
-        """Take out all requests."""
-        requests, self._requests, self.images = list(self._requests), deque(), 0
-        return requests
-
     def take(self) -> tuple[list[Request], list[Request]]:
         """Take out the next requests of different streams, as many as fit into a pass.
 

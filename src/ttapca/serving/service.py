@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -15,7 +15,6 @@ from ttapca.serving.decoding import ImageDecoder
 from ttapca.serving.http_errors import SHORT_WAIT, HttpError
 from ttapca.serving.limits import RequestLimits, RequestRate, StreamQuotas
 from ttapca.serving.metrics import Metrics
-from ttapca.serving.request_log import RequestRecord
 from ttapca.serving.tokens import ANYBODY, Right, Token, Tokens
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class ServiceFacts:
 
 
 class Service:
-    """A pool behind HTTP: the part that is neither pool nor HTTP.
+    """A pool with the rules of a service: tokens, limits, decoding and measurements.
 
     Args:
         pool: Answers the requests. Its owner closes it.
@@ -100,14 +99,13 @@ class Service:
         self._decoders.shutdown(cancel_futures=True)
 
     def admit(self, request: Request, *rights: Right) -> Token:
-        """Return the token of a request that may do something, and count the request.
+        """Return the token of a request, and count the request.
 
         Raises:
-            HttpError: It shows no token of ours, lacks a right, or comes too often.
+            HttpError: It shows no token of the service, lacks a right, or comes too often.
         """
-        record = record_of(request)
         token = self._shown(request) if self.tokens else ANYBODY
-        record.token = token.name if self.tokens else None
+        request.state.record.token = token.name if self.tokens else None
         missing = [right for right in rights if right not in token.rights]
         if missing:
             raise HttpError(
@@ -158,40 +156,10 @@ class Service:
         Raises:
             HttpError: It is too large, comes too slowly, or too much is held already.
         """
-        with self._holding() as hold:
-            content = await self._read(request, hold)
-            record_of(request).bytes = len(content)
-            yield content
-
-    async def _read(self, request: Request, hold: Callable[[int], None]) -> bytes:
-        stated, length = request.headers.get("content-length", "0"), 0
-        if not stated.isdecimal() or len(stated) > LONGEST_LENGTH:
-            raise HttpError(400, "bad_length", "The header Content-Length must be a number.")
-        hold(int(stated))
-        parts: list[bytes] = []
-        try:
-            async with asyncio.timeout(self.limits.body_seconds):
-                async for part in request.stream():
-                    length += len(part)
-                    hold(length)  # a body in chunks does not state its length
-                    parts.append(part)
-        except TimeoutError:
-            raise HttpError(
-                408,
-                "body_too_slow",
-                f"The body of a request arrives within {self.limits.body_seconds:g} s; this one "
-                "did not. Send less at once, or over a faster connection.",
-            ) from None
-        except ClientDisconnect:
-            raise HttpError(400, "disconnected", "The client went away.") from None
-        return b"".join(parts)
-
-    @contextmanager
-    def _holding(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that makes room for the bytes of one body, given their number."""
         own = 0
 
         def hold(size: int) -> None:
+            """Make room for this number of bytes of the body."""
             nonlocal own
             if size > self.limits.max_body:
                 raise HttpError(
@@ -212,16 +180,40 @@ class Service:
             self._held += more
 
         try:
-            yield hold
+            content = await self._read(request, hold)
+            request.state.record.bytes = len(content)
+            yield content
         finally:
             self._held -= own
 
+    async def _read(self, request: Request, hold: Callable[[int], None]) -> bytes:
+        stated = request.headers.get("content-length", "0")
+        if not stated.isdecimal() or len(stated) > LONGEST_LENGTH:
+            raise HttpError(400, "bad_length", "The header Content-Length must be a number.")
+        hold(int(stated))
+        content = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                async for part in request.stream():
+                    hold(len(content) + len(part))  # a body in chunks does not state its length
+                    content += part
+        except TimeoutError:
+            raise HttpError(
+                408,
+                "body_too_slow",
+                f"The body of a request arrives within {self.limits.body_seconds:g} s; this one "
+                "did not. Send less at once, or over a faster connection.",
+            ) from None
+        except ClientDisconnect:
+            raise HttpError(400, "disconnected", "The client went away.") from None
+        return bytes(content)
+
     async def answer(self, stream: str, content_type: str, body: bytes) -> Answer:
-        """Decode the images of a request and return what the pool answers.
+        """Decode the images of a request, and return the answer of the pool.
 
         Raises:
-            HttpError: It cannot be decoded, or the answer takes too long.
-            TtapcaError: As `ImageDecoder.images` and `StreamPool.submit` raise them.
+            TtapcaError: As `ImageDecoder.images` and `StreamPool.submit` raise it, or a `HttpError`
+                if the answer takes too long.
         """
 
         def submit() -> Future[Answer]:
@@ -242,7 +234,7 @@ class Service:
         *arguments: Parameters.args,
         **named: Parameters.kwargs,
     ) -> Result:
-        """Return what a function of the pool returns: it may read the disk or wait for a pass."""
+        """Call a function of the pool, which may read the disk or wait for a pass."""
         async with self._in_time():
             return await asyncio.to_thread(function, *arguments, **named)
 
@@ -265,12 +257,6 @@ def _give_up(decoding: Future[Future[Answer]]) -> None:
     """Cancel the request that a thread has given to the pool, if it has."""
     if not decoding.cancelled() and decoding.exception() is None:
         decoding.result().cancel()
-
-
-def record_of(request: Request) -> RequestRecord:
-    """Return the record of a request, which is logged when it ends."""
-    record: RequestRecord = request.state.record
-    return record
 
 
 def service_of(request: Request) -> Service:

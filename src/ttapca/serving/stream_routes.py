@@ -14,30 +14,12 @@ from starlette.responses import Response
 
 from ttapca._checks import OneOf, Record, conform
 from ttapca.errors import DamagedStreamError, UnknownStreamError
+from ttapca.serving import api_models as api
 from ttapca.serving.answers import Mode, StreamStatus
-from ttapca.serving.api_models import (
-    BYTES,
-    IMAGES_BODY,
-    MODE_BODY,
-    PNG,
-    STATE_BODY,
-    WITH_BODY,
-    Pictures,
-    PredictAnswer,
-    StreamFacts,
-    StreamList,
-    answer_facts,
-    file_answer,
-    glance_facts,
-    json_bytes,
-    picture_urls,
-    png_bytes,
-    refusals,
-    status_facts,
-)
+from ttapca.serving.api_models import BYTES, PNG, WITH_BODY, file_answer, refusals
 from ttapca.serving.decoding import JSON
 from ttapca.serving.http_errors import HttpError
-from ttapca.serving.service import Service, record_of, service_of
+from ttapca.serving.service import Service, service_of
 from ttapca.serving.stream_record import LONGEST_NAME, NAME_PATTERN
 from ttapca.serving.tokens import Right, Token
 from ttapca.support.parsing import parse_json
@@ -73,24 +55,31 @@ STREAM = "/streams/{name}"
 
 @router.post(
     "/predict",
-    response_model=PredictAnswer,
+    response_model=api.PredictAnswer,
     responses=refusals(409, 415, *WITH_BODY),
-    openapi_extra=IMAGES_BODY,
+    openapi_extra=api.IMAGES_BODY,
 )
 async def predict(request: Request, stream: StreamName, full: Full = False) -> Response:
-    """Predict the classes of images, adapt to their stream, and tell how it is."""
+    """Predict the classes of images, adapt to their stream, and tell how it is.
+
+    Images are PNG or JPEG files as a form (`curl --form images=@a.png`) or a single one as it is;
+    an array of numpy, uint8 by (images, height, width, channels) or floating point from 0 to 1 by
+    (images, channels, height, width); or the same as lists in JSON, with `scale` 255 for whole
+    numbers from 0 to 255. Pictures of another size are resized, with their proportions kept, and
+    cut to their centre.
+    """
     service, token, name = _named(request, stream, "predict")
     kind = request.headers.get("content-type", "")
     async with service.body(request) as body, service.quotas.beginning(token, name):
         answer = await service.answer(name, kind, body)
-    record_of(request).images = len(answer.logits)
-    facts = partial(answer_facts, answer, token, service.facts.classes)
+    request.state.record.images = len(answer.logits)
+    facts = partial(api.answer_facts, answer, token, service.facts.classes)
     if not full:
-        return _json(json_bytes(facts()))  # takes less time than another thread would
-    return _json(await service.in_thread(lambda: json_bytes(facts(full=True))))
+        return _json(api.json_bytes(facts()))  # takes less time than another thread would
+    return _json(await service.in_thread(lambda: api.json_bytes(facts(full=True))))
 
 
-@router.get("/streams", response_model=StreamList, responses=refusals())
+@router.get("/streams", response_model=api.StreamList, responses=refusals())
 async def list_streams(
     request: Request,
     offset: Offset = 0,
@@ -104,8 +93,8 @@ async def list_streams(
 
     def told(name: str) -> dict[str, Any]:
         if brief:
-            return glance_facts(pool.glance(name), token)
-        return status_facts(pool.status(name), token)
+            return api.glance_facts(pool.glance(name), token)
+        return api.status_facts(pool.status(name), token)
 
     def work() -> bytes:
         names = [name for name in pool.names(shifted=shifted) if token.owns(name)]
@@ -117,12 +106,12 @@ async def list_streams(
                 continue  # deleted in this moment
             except DamagedStreamError:
                 damaged.append(token.own_name(name))
-        return json_bytes({"streams": found, "damaged": damaged, "total": len(names)})
+        return api.json_bytes({"streams": found, "damaged": damaged, "total": len(names)})
 
     return _json(await service.in_thread(work))
 
 
-@router.get(STREAM, response_model=StreamFacts, responses=refusals(404, 409))
+@router.get(STREAM, response_model=StreamStatus, responses=refusals(404, 409))
 async def look(request: Request, name: Name) -> Response:
     """Tell health, mode and history of a stream."""
     service, token, full = _named(request, name, "read")
@@ -131,9 +120,9 @@ async def look(request: Request, name: Name) -> Response:
 
 @router.put(
     STREAM,
-    response_model=StreamFacts,
+    response_model=StreamStatus,
     responses=refusals(409, *WITH_BODY),
-    openapi_extra=MODE_BODY,
+    openapi_extra=api.MODE_BODY,
 )
 async def switch(request: Request, name: Name) -> Response:
     """Switch a stream off, to shadow or on; a new one begins in that mode."""
@@ -152,14 +141,14 @@ async def drop(request: Request, name: Name) -> Response:
     return Response(status_code=204)
 
 
-@router.post(f"{STREAM}/reset", response_model=StreamFacts, responses=refusals(404, 409))
+@router.post(f"{STREAM}/reset", response_model=StreamStatus, responses=refusals(404, 409))
 async def reset(request: Request, name: Name) -> Response:
     """Let a stream begin anew, in its mode."""
     service, token, full = _named(request, name, "control")
     return await _told(service, token, partial(service.pool.reset, full))
 
 
-@router.post(f"{STREAM}/save", response_model=StreamFacts, responses=refusals(404, 409))
+@router.post(f"{STREAM}/save", response_model=StreamStatus, responses=refusals(404, 409))
 async def save(request: Request, name: Name) -> Response:
     """Write all changes to disk now, instead of in a few seconds."""
     service, token, full = _named(request, name, "control")
@@ -189,9 +178,9 @@ async def read_state(request: Request, name: Name) -> Response:
 
 @router.put(
     f"{STREAM}/state",
-    response_model=StreamFacts,
+    response_model=StreamStatus,
     responses=refusals(*WITH_BODY),
-    openapi_extra=STATE_BODY,
+    openapi_extra=api.STATE_BODY,
 )
 async def load_state(request: Request, name: Name) -> Response:
     """Load a stream that was read before, here or elsewhere, with this network and filter."""
@@ -200,12 +189,14 @@ async def load_state(request: Request, name: Name) -> Response:
         return await _told(service, token, partial(service.pool.restore, full, body))
 
 
-@router.get(f"{STREAM}/pictures", response_model=Pictures, responses=refusals(404))
+@router.get(f"{STREAM}/pictures", response_model=api.Pictures, responses=refusals(404))
 async def both_pictures(request: Request, name: Name) -> Response:
     """Show the last image before and after the filter: for a page, whose images send no token."""
     service, _, full = _named(request, name, "read")
     return _json(
-        await service.in_thread(lambda: json_bytes(picture_urls(service.pool.pictures(full))))
+        await service.in_thread(
+            lambda: api.json_bytes(api.picture_urls(service.pool.pictures(full)))
+        )
     )
 
 
@@ -237,7 +228,7 @@ async def _picture(request: Request, name: str, place: int) -> Response:
                 "A stream has pictures once it was sent images; this one was not since the "
                 "service was started.",
             )
-        return png_bytes(pictures[place])
+        return api.png_bytes(pictures[place])
 
     return Response(await service.in_thread(work), media_type=PNG)
 
@@ -247,7 +238,7 @@ def _named(request: Request, name: str, right: Right) -> tuple[Service, Token, s
     service = service_of(request)
     token = service.admit(request, right)
     full = token.full_name(name)
-    record_of(request).stream = full
+    request.state.record.stream = full
     return service, token, full
 
 
@@ -257,7 +248,7 @@ async def _told(service: Service, token: Token, work: Callable[[], StreamStatus]
     def done() -> bytes:
         status = work()
         service.metrics.noticed(status)
-        return json_bytes(status_facts(status, token))
+        return api.json_bytes(api.status_facts(status, token))
 
     return _json(await service.in_thread(done))
 
