@@ -113,12 +113,7 @@ def png_bytes(pixels: Pixels) -> bytes:
 
 
 def picture_urls(pictures: tuple[Pixels, Pixels] | None) -> dict[str, str | None]:
-    """Return `Pictures`: an image before and after the filter.
-
-    Example:
-        >>> picture_urls(None)
-        {'before': None, 'after': None}
-    """
+    """Return `Pictures`: an image before and after the filter."""
     if pictures is None:
         return {"before": None, "after": None}
     before, after = (
@@ -259,12 +254,7 @@ WITH_BODY = (400, 408, 413)
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe these refusals of a route, and those of every route.
-
-    Example:
-        >>> sorted(refusals(404))
-        [401, 403, 404, 422, 429, 503]
-    """
+    """Describe these refusals of a route, and those of every route."""
     return {
         status: {"model": ErrorAnswer, "description": REFUSALS[status]}
         for status in sorted({*ALWAYS, *statuses})

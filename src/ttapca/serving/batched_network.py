@@ -73,20 +73,13 @@ def _picture(pixels: Tensor) -> Pixels:
 
 @dataclass(frozen=True, eq=False)
 class StreamPrediction:
-    """The result of a pass for one request.
+    """The result of a pass for one request; see `Answer`."""
 
-    Attributes:
-        record: Of the stream, after the pass.
-        logits: For the answer.
-        adapted, differ: As in `Answer`.
-        first: The first image; None if the filter acts on something else than images.
-    """
-
-    record: StreamRecord
+    record: StreamRecord  # of the stream, after the pass
     logits: Tensor
     adapted: bool
     differ: int | None
-    first: FilteredImage | None
+    first: FilteredImage | None  # None if the filter acts on something else than images
 
 
 class Copy(NamedTuple):
@@ -166,11 +159,7 @@ class BatchedNetwork:
         return StreamRecord(self._adapter.new_state(), mode=mode)
 
     def warm_up(self, largest: int) -> None:
-        """Calibrate the gains for every number of images that a stream may come to count.
-
-        Args:
-            largest: Images in a request, at most.
-        """
+        """Calibrate the gains for every number of images that a stream may come to count."""
         gain = self._gain
         most = int(gain.stream.memory) + largest  # older images fade
         for size in range(1, most + 1):

@@ -47,12 +47,12 @@ class ImageDecoder:
 
     Attributes:
         shape: Of one image as the network takes it, such as (channels, height, width).
-        limits: How much a request may hold.
-        size: How pictures of another size are brought to the network's; by default they are resized
-            with their proportions kept, and as little is cut off as can be.
+        limits: What a request may cost.
+        size: How pictures are brought to the network's size; by default they are resized with their
+            proportions kept, and as little as possible is cut off.
 
     Raises:
-        OptionError: `size` does not lead to what the network takes, or has no meaning for it.
+        OptionError: `size` is not the network's, or the network takes no pictures.
 
     Example:
         >>> body = b'{"images": [[[[0, 128], [255, 0]]]], "scale": 255}'
@@ -95,7 +95,6 @@ class ImageDecoder:
         if kind == JSON:
             return self._tensor(self._numbers(body))
         raise HttpError(
-            415,
             "unsupported_type",
             f"Images are sent as one of {', '.join(CONTENT_TYPES)}; found {shown(kind)}. Set the "
             "header Content-Type.",
@@ -104,10 +103,6 @@ class ImageDecoder:
     @property
     def _takes_pictures(self) -> bool:
         return len(self.shape) == 3 and self.shape[0] in (1, 3)
-
-    def _size(self) -> PictureSize:
-        height, width = self.shape[1:]
-        return self.size or PictureSize(height if height == width else (height, width))
 
     def _pictures(self, files: Sequence[bytes]) -> Tensor:
         """Decode pictures and bring them to the network's size."""
@@ -118,12 +113,13 @@ class ImageDecoder:
             )
         if not files:
             raise DataFormatError("A request has at least one image; this form has none.")
-        size, opened = self._size(), []
+        channels, height, width = self.shape
+        size = self.size or PictureSize(height if height == width else (height, width))
+        opened = []
         for number, content in enumerate(files):
             with _reading_picture(number):
                 opened.append(open_picture(content, FORMATS))
         self._check_pixels([each.size for each in opened], size)
-        channels, height, width = self.shape
         images = np.empty((len(opened), height, width, channels), np.uint8)
         for number, picture in enumerate(opened):
             with _reading_picture(number), picture:
@@ -132,22 +128,20 @@ class ImageDecoder:
         return self._tensor(images)
 
     def _check_pixels(self, sizes: Sequence[tuple[int, int]], size: PictureSize) -> None:
-        """Refuse pictures that are large, or would be while they are resized, before the work."""
+        """Refuse pictures that are large, or would be while they are resized."""
         resized = (size.resized(*each) for each in sizes)
         pixels = sum(max(w * h, rw * rh) for (w, h), (rw, rh) in zip(sizes, resized, strict=True))
         if pixels > self.limits.max_pixels:
             raise HttpError(
-                413,
                 "too_many_pixels",
                 f"The pictures of a request have at most {self.limits.max_pixels:,} pixels "
                 f"together; these have {pixels:,}. Make them smaller, or send several requests.",
             )
 
     def _numbers(self, body: bytes) -> NDArray[Any]:
-        """Return the array in JSON: bytes if it states their scale, else floating point."""
+        """Return the array in JSON: uint8 if it states the scale 255, else floating point."""
         if len(body) > MOST_JSON:
             raise HttpError(
-                413,
                 "body_too_large",
                 f"JSON has at most {MOST_JSON:,} bytes; found {len(body):,}. Send arrays as "
                 f"`.npy` ({NPY}), which is smaller and faster.",

@@ -42,21 +42,10 @@ STEP = re.compile(
 
 @dataclass(frozen=True)
 class Step:
-    """One condition of a schedule.
+    """One condition of a schedule, and how long it lasts."""
 
-    Attributes:
-        corruption: Its name, or `clean`.
-        severity: From 1 to 5; 0 for clean images.
-        amount: How long it lasts.
-        unit: Of the amount.
-
-    Example:
-        >>> Step("fog", 5, 20, "seconds").images(rate=10)
-        200
-    """
-
-    corruption: str
-    severity: int
+    corruption: str  # or `clean`
+    severity: int  # 0 for clean images
     amount: float
     unit: Literal["seconds", "images"]
 
@@ -89,15 +78,7 @@ def parse_schedule(text: str) -> tuple[Step, ...]:
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """Return the seconds of a duration such as `5s`, `1.5m` or `2h`; a bare number is of seconds.
-
-    Raises:
-        OptionError: It is no duration.
-
-    Example:
-        >>> parse_seconds("1.5m", "--stagger")
-        90.0
-    """
+    """Return the seconds of a duration such as `5s`, `1.5m` or `2h`; `s` may be left out."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text, re.ASCII)
     if not found:
         raise OptionError(f"{option} takes a duration such as 5s, 1.5m or 1h; found `{text}`.")
@@ -137,36 +118,22 @@ def _severity(digits: str, word: str) -> int:
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """The images of one stream.
-
-    Attributes:
-        name: Of the stream.
-        schedule: Its conditions, one after another.
-        seed: For the order of its images.
-        delay: Seconds until it begins.
-    """
+    """The images of one stream."""
 
     name: str
     schedule: tuple[Step, ...]
-    seed: int = 0
-    delay: float = 0.0
+    seed: int = 0  # for the order of its images
+    delay: float = 0.0  # seconds until it begins
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast images are sent, and in which order.
+    """How fast images are sent, and in which order."""
 
-    Attributes:
-        rate: Images a second, in each stream.
-        batch: Images a request.
-        order: As `ttapca.datasets.choose` has it; each round through the images has its own seed.
-        loop: Whether a schedule begins again when it is over.
-    """
-
-    rate: float = 10.0
-    batch: int = 1
-    order: Order = "shuffled"
-    loop: bool = False
+    rate: float = 10.0  # images a second, in each stream
+    batch: int = 1  # images a request
+    order: Order = "shuffled"  # each round through the images has its own seed
+    loop: bool = False  # whether a schedule begins again when it is over
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -226,11 +193,7 @@ class FedStream:
         return sum(tally.images for tally in list(self.totals.values()))
 
     def count(self, step: Step, labels: NDArray[np.int64], answer: dict[str, Any]) -> None:
-        """Count an answer of the server under a condition.
-
-        Raises:
-            FeedError: It is not an answer of ttapca.
-        """
+        """Count an answer under a condition; raise `FeedError` if it is not one of ttapca."""
         try:
             classes = [each["class"] for each in answer["predictions"]]
             pairs = zip(classes, labels.tolist(), strict=True)
@@ -255,16 +218,8 @@ class FedStream:
 class Feeder:
     """Feeds streams from the moment it is entered until all schedules are over or it is left.
 
-    Args:
-        images: Of the cameras.
-        plans: One for each stream.
-        client: How to reach the server; every stream gets a copy of it.
-        pace: How fast, and in which order.
-        textures: The folder with the photographs of frost, for large images.
-
-    Raises:
-        OptionError: Two streams have one name.
-        DataNotFoundError: A schedule has frost, and there are no photographs for it.
+    Every stream gets a copy of the client. `textures` is the folder with the photographs of frost,
+    for large images.
     """
 
     def __init__(
@@ -307,8 +262,7 @@ class Feeder:
     def running(self, seconds: float) -> bool:
         """Wait this long, or until all is over; return whether any stream still sends.
 
-        Raises:
-            FeedError: A stream could not go on.
+        An error of a stream is raised here.
         """
         self._join(seconds)
         # Threads first: a stream that fails meanwhile raises now, or at the next call.
@@ -367,21 +321,7 @@ class Feeder:
 
 
 def check_fits(info: dict[str, Any], images: Images) -> list[str]:
-    """Compare the network of a server with a data set; return remarks, in sentences.
-
-    Args:
-        info: The answer to `GET /v1/info`.
-        images: To be sent.
-
-    Raises:
-        OptionError: The network takes images of another size.
-
-    Example:
-        >>> from ttapca.datasets import read_digits
-        >>> names = [str(number) for number in range(10)]
-        >>> check_fits({"input_shape": [1, 8, 8], "classes": names}, read_digits())
-        []
-    """
+    """Compare the network in an answer to `/v1/info` with a data set; return remarks for people."""
     height, width, channels = images.images.shape[1:]
     wanted, found = list(info.get("input_shape", [])), [channels, height, width]
     if wanted and wanted != found:

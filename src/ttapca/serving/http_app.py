@@ -118,12 +118,7 @@ async def page_file(request: Request, file: str) -> Response:
 
 
 def page_files() -> dict[str, Response]:
-    """Return the files of the page by name, read once: no address of a request becomes a path.
-
-    Example:
-        >>> page_files()["index.html"].media_type
-        'text/html'
-    """
+    """Return the files of the page by name, read once: no address of a request becomes a path."""
     folder = resources.files("ttapca.serving") / "page"
     contents = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
     contents["page_colours.css"] = page_colours().encode()
@@ -138,9 +133,9 @@ async def _refuse_address(_request: Request, error: HTTPException) -> Response:
     if error.status_code == 405:
         methods = (error.headers or {}).get("Allow", "others")
         message = f"This address takes {methods}; the request has another method."
-        raise HttpError(405, "method_not_allowed", message, headers=dict(error.headers or {}))
+        raise HttpError("method_not_allowed", message, headers=dict(error.headers or {}))
     message = "There is nothing at this address. `/openapi.json` lists what there is."
-    raise HttpError(error.status_code, "not_found", message)
+    raise HttpError("not_found", message)
 
 
 async def _refuse_parameter(_request: Request, error: RequestValidationError) -> Response:
@@ -151,4 +146,4 @@ async def _refuse_parameter(_request: Request, error: RequestValidationError) ->
         message = f"The parameter `{name}` is missing: add `?{name}=...` to the address."
     else:
         message = f"The parameter `{name}` is wrong: {first['msg']}; found {shown(first['input'])}."
-    raise HttpError(422, "bad_parameter", message)
+    raise HttpError("bad_parameter", message)

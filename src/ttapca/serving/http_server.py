@@ -33,15 +33,7 @@ GRACE_SECONDS = 30.0  # that running requests may take when the service ends
 
 
 class DrainingServer(uvicorn.Server):
-    """Uvicorn's server, which answers running requests before it ends.
-
-    Args:
-        service: Is served.
-        grace: Seconds that running requests may take at the end.
-
-    Attributes:
-        signal: The signal that ended it; None while it runs.
-    """
+    """Uvicorn's server, which takes `grace` seconds at the end to answer running requests."""
 
     def __init__(self, service: Service, grace: float = GRACE_SECONDS) -> None:
         super().__init__(
@@ -60,7 +52,7 @@ class DrainingServer(uvicorn.Server):
             )
         )
         self.service, self.grace = service, grace
-        self.signal: int | None = None
+        self.signal: int | None = None  # that ended it
         self._end = float("inf")
         self._heads: dict[Any, tuple[Any, float]] = {}
 
@@ -106,16 +98,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; port 0 takes any that is free.
-
-    Raises:
-        OptionError: The address is none of this machine, or is in use.
-
-    Example:
-        >>> with listen("127.0.0.1", 0) as listening:
-        ...     listening.getsockname()[0]
-        '127.0.0.1'
-    """
+    """Return a socket that listens, or raise `OptionError`; port 0 takes any that is free."""
     try:
         family, kind, protocol, _, address = _addresses(host, port)[0]
         # It must say that it is TCP, as `create_server` does not: only then asyncio sends small
@@ -138,12 +121,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach a server at this host.
-
-    Example:
-        >>> is_loopback("localhost"), is_loopback("0.0.0.0")
-        (True, False)
-    """
+    """Tell whether only this machine can reach a server at this host."""
     try:
         found = [each[4][0] for each in _addresses(host, 0)]
         return bool(found) and all(ipaddress.ip_address(each).is_loopback for each in found)

@@ -57,21 +57,13 @@ class RequestLimits:
 
     Attributes:
         max_body: Bytes of a body; a larger one is refused before it is read.
-        max_held: Bytes of all bodies together that are being read or decoded; beyond that, clients
-            are told to come back.
+        max_held: Bytes of all bodies that are being read or decoded.
         max_images: Images of a request.
         max_pixels: Pixels of all pictures of a request together, counted from their headers before
             any is decoded: a small file can hold a large picture.
         max_running: Requests that are worked on at once.
         body_seconds: How long a client may take to send its body.
         answer_seconds: How long a request may wait for its answer.
-
-    Raises:
-        OptionError: A value is not possible.
-
-    Example:
-        >>> RequestLimits(max_body=1000).max_images
-        256
     """
 
     max_body: int = 16 * MEGABYTE
@@ -129,7 +121,7 @@ class RequestRate:
 class StreamQuotas:
     """Lets a token begin streams until it has `max_streams` of them.
 
-    It is used from the thread of the event loop only. Tokens without a limit cost nothing here.
+    It is used from the thread of the event loop only.
 
     Args:
         names: Returns the names of all streams; it is called in another thread.

@@ -51,20 +51,13 @@ STREAM_SERIES = {
 
 
 class StreamSeries(Collector):
-    """Series of the streams that were used last, and the sum of all others.
+    """Series of the `most` streams that were used last, and the sum of all others.
 
     An answer costs it two numbers; the rest is computed when Prometheus asks.
-
-    Args:
-        most: How many streams have series of their own.
-
-    Attributes:
-        names: Returns the names of all streams; others are forgotten.
-        status: Returns how a stream is.
     """
 
     def __init__(self, most: int = MOST_STREAMS) -> None:
-        self.names: Callable[[], Collection[str]] = tuple
+        self.names: Callable[[], Collection[str]] = tuple  # of all streams; others are forgotten
         self.status: Callable[[str], StreamStatus] | None = None
         self._most = most
         self._lock = threading.Lock()

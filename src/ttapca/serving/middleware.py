@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ttapca.serving.http_errors import SHORT_WAIT, HttpError, closing, http_error
+from ttapca.serving.http_errors import HttpError, closing, http_error
 from ttapca.serving.request_log import LOGGER, RequestRecord, log_request
 from ttapca.serving.service import Service
 
@@ -35,7 +35,6 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
 }
 FAILURE = HttpError(
-    500,
     "failure",
     "The service has failed; this is a fault of its own, and its log says more under the id in the "
     "header X-Request-ID.",
@@ -43,12 +42,7 @@ FAILURE = HttpError(
 
 
 class ServiceMiddleware:
-    """Puts a service around its routes.
-
-    Args:
-        app: The routes.
-        service: Counts the requests, and says whether it is draining.
-    """
+    """Puts the rules of a service around its routes."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service
@@ -100,11 +94,9 @@ class ServiceMiddleware:
                 raise closing()
             if service.running > service.limits.max_running:
                 raise HttpError(
-                    503,
                     "busy",
                     f"The service works on {service.limits.max_running:,} requests at once, and "
                     "has as many. Try again in a moment.",
-                    retry_after=SHORT_WAIT,
                 )
 
 
@@ -117,14 +109,12 @@ def _check_origin(headers: Mapping[str, str]) -> None:
     host, origin = headers.get("host", "localhost"), headers.get("origin")
     if not _is_loopback(host):
         raise HttpError(
-            403,
             "foreign_host",
             "Without tokens, this service answers to localhost only; the request names another "
             "host. Start it with --tokens FILE to use it from elsewhere.",
         )
     if origin is not None and origin.partition("://")[2] != host:
         raise HttpError(
-            403,
             "foreign_origin",
             "Without tokens, this service answers no pages of other sites. Start it with --tokens "
             "FILE to use it from there.",

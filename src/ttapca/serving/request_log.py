@@ -27,39 +27,21 @@ LAST_SECONDS = 2.0  # that the last lines may take at the end
 
 @dataclass
 class RequestRecord:
-    """The facts of one request for log and metrics; the routes fill in what they find out.
+    """The facts of one request for log and metrics; the routes fill them in."""
 
-    Attributes:
-        request: Its id, from the client or drawn here.
-        method: The method of HTTP.
-        route: The pattern that its address fits, such as `/v1/streams/{name}`.
-        status: Of the answer.
-        seconds: From its head to the end of its answer.
-        token: The name of its token.
-        stream: The full name of its stream.
-        images: How many images it had.
-        bytes: Size of its body.
-        code: Why it was refused.
-    """
-
-    request: str
+    request: str  # its id, from the client or drawn here
     method: str
-    route: str = "other"
+    route: str = "other"  # the pattern that its address fits, such as `/v1/streams/{name}`
     status: int = 0
-    seconds: float = 0.0
-    token: str | None = None
-    stream: str | None = None
+    seconds: float = 0.0  # from its head to the end of its answer
+    token: str | None = None  # the name, never the secret
+    stream: str | None = None  # the full name
     images: int | None = None
-    bytes: int | None = None
-    code: str | None = None
+    bytes: int | None = None  # of its body
+    code: str | None = None  # if it was refused
 
     def line(self) -> str:
-        """Return it for a person.
-
-        Example:
-            >>> RequestRecord("1f", "GET", "/healthz", 200, 0.0012).line()
-            'GET /healthz 200 in 1.2 ms  (1f)'
-        """
+        """Return it for a person: `GET /healthz 200 in 1.2 ms  (1f)`."""
         parts = [f"{self.method} {self.route} {self.status} in {1000 * self.seconds:.1f} ms"]
         parts += [part for part in (self.code, self.token, self.stream) if part]
         if self.images is not None:

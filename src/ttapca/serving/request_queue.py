@@ -72,11 +72,7 @@ class RequestQueue:
         self._news.notify_all()
 
     def take(self) -> tuple[list[Request], list[Request]]:
-        """Take out the next requests of different streams, as many as fit into a pass.
-
-        Returns:
-            The requests of the pass, and others that were cancelled.
-        """
+        """Take out the requests of the next pass, of different streams, and cancelled ones."""
         self._wait_for_others()
         chosen: dict[str, Request] = {}
         cancelled: list[Request] = []

@@ -31,15 +31,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0  # seconds between attempts at a server that
 
 
 def parse_address(url: str) -> SplitResult:
-    """Return the parts of a server's address; `http://` may be left out.
-
-    Raises:
-        OptionError: It is no address.
-
-    Example:
-        >>> parse_address("127.0.0.1:8000").netloc
-        '127.0.0.1:8000'
-    """
+    """Return the parts of a server's address; `http://` may be left out."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         more = parts.query or parts.fragment or parts.username

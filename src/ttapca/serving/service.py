@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from ttapca.serving.decoding import ImageDecoder
-from ttapca.serving.http_errors import SHORT_WAIT, HttpError
+from ttapca.serving.http_errors import HttpError
 from ttapca.serving.limits import RequestLimits, RequestRate, StreamQuotas
 from ttapca.serving.metrics import Metrics
 from ttapca.serving.tokens import ANYBODY, Right, Token, Tokens
@@ -29,25 +29,16 @@ Result = TypeVar("Result")
 
 LONGEST_LENGTH = 18  # digits of a Content-Length
 DECODERS = 4  # threads: each holds one decoded picture of at most `max_pixels`
-CHALLENGE = {"WWW-Authenticate": 'Bearer realm="ttapca"'}
 
 
 @dataclass(frozen=True)
 class ServiceFacts:
-    """What `/v1/info` says.
-
-    Attributes:
-        model: Name of the network.
-        filter: The filter in words.
-        classes: Names of the classes; empty if they have none.
-        bands: First and last component of every band, counting from 1.
-        saves: Whether streams outlive the process.
-    """
+    """Facts for `/v1/info`, and whether streams outlive the process."""
 
     model: str
-    filter: str
-    classes: tuple[str, ...] = ()
-    bands: tuple[tuple[int, int], ...] = ()
+    filter: str  # in words
+    classes: tuple[str, ...] = ()  # empty if they have no names
+    bands: tuple[tuple[int, int], ...] = ()  # first and last component, counting from 1
     saves: bool = False
 
 
@@ -56,11 +47,11 @@ class Service:
 
     Args:
         pool: Answers the requests. Its owner closes it.
-        facts: What the service says about itself.
+        facts: For `/v1/info`.
         tokens: Of its clients; without any, all programs on this machine may use it.
         limits: What a request may cost.
         metrics: Counts requests; should also be the observer of the pool.
-        size: How pictures of another size are brought to the network's, as `ImageDecoder` takes it.
+        size: How pictures are brought to the network's size, as `ImageDecoder` takes it.
 
     Attributes:
         draining: Whether new requests are refused because the service is about to end.
@@ -99,17 +90,11 @@ class Service:
         self._decoders.shutdown(cancel_futures=True)
 
     def admit(self, request: Request, *rights: Right) -> Token:
-        """Return the token of a request, and count the request.
-
-        Raises:
-            HttpError: It shows no token of the service, lacks a right, or comes too often.
-        """
+        """Return the token of a request, which must have some rights, and count the request."""
         token = self._shown(request) if self.tokens else ANYBODY
         request.state.record.token = token.name if self.tokens else None
-        missing = [right for right in rights if right not in token.rights]
-        if missing:
+        if not token.rights.issuperset(rights):
             raise HttpError(
-                403,
                 "right_missing",
                 f"This needs the right{'s' * (len(rights) > 1)} {' and '.join(rights)}; the token "
                 f"`{token.name}` has {', '.join(sorted(token.rights))}. Use another token, or add "
@@ -119,7 +104,6 @@ class Service:
         wait = 0.0 if rate is None else rate.wait()
         if wait:
             raise HttpError(
-                429,
                 "too_many_requests",
                 f"The token `{token.name}` may send {token.requests_per_second:g} requests a "
                 "second, and has sent more. Wait as long as the header Retry-After says.",
@@ -132,30 +116,22 @@ class Service:
         secret = secret.strip(" ")  # nothing else: bytes of UTF-8 look like other blanks here
         if scheme.lower() != "bearer" or not secret:
             raise HttpError(
-                401,
                 "token_missing",
                 "Requests show a token in the header `Authorization: Bearer TOKEN`; this one shows "
                 "none. Ask whoever runs this service for one.",
-                headers=CHALLENGE,
             )
         token = self.tokens.find(secret.encode("latin-1"))
         if token is None:
             raise HttpError(
-                401,
                 "token_unknown",
                 "The token is not one of this service. Check that it was copied as a whole, or ask "
                 "whoever runs this service for a new one.",
-                headers=CHALLENGE,
             )
         return token
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
-        """Read the body of a request, and count it as held until the block ends.
-
-        Raises:
-            HttpError: It is too large, comes too slowly, or too much is held already.
-        """
+        """Read the body of a request, and count it as held until the block ends."""
         own = 0
 
         def hold(size: int) -> None:
@@ -163,7 +139,6 @@ class Service:
             nonlocal own
             if size > self.limits.max_body:
                 raise HttpError(
-                    413,
                     "body_too_large",
                     f"The body of a request has at most {self.limits.max_body:,} bytes; this one "
                     "has more. Send several requests, or smaller pictures.",
@@ -171,10 +146,8 @@ class Service:
             more = max(0, size - own)
             if self._held + more > self.limits.max_held:
                 raise HttpError(
-                    503,
                     "busy",
                     "Too many large requests are being worked on. Try again in a moment.",
-                    retry_after=SHORT_WAIT,
                 )
             own += more
             self._held += more
@@ -189,7 +162,7 @@ class Service:
     async def _read(self, request: Request, hold: Callable[[int], None]) -> bytes:
         stated = request.headers.get("content-length", "0")
         if not stated.isdecimal() or len(stated) > LONGEST_LENGTH:
-            raise HttpError(400, "bad_length", "The header Content-Length must be a number.")
+            raise HttpError("bad_length", "The header Content-Length must be a number.")
         hold(int(stated))
         content = bytearray()
         try:
@@ -199,22 +172,16 @@ class Service:
                     content += part
         except TimeoutError:
             raise HttpError(
-                408,
                 "body_too_slow",
                 f"The body of a request arrives within {self.limits.body_seconds:g} s; this one "
                 "did not. Send less at once, or over a faster connection.",
             ) from None
         except ClientDisconnect:
-            raise HttpError(400, "disconnected", "The client went away.") from None
+            raise HttpError("disconnected", "The client went away.") from None
         return bytes(content)
 
     async def answer(self, stream: str, content_type: str, body: bytes) -> Answer:
-        """Decode the images of a request, and return the answer of the pool.
-
-        Raises:
-            TtapcaError: As `ImageDecoder.images` and `StreamPool.submit` raise it, or a `HttpError`
-                if the answer takes too long.
-        """
+        """Decode the images of a request, and return the answer of the pool."""
 
         def submit() -> Future[Answer]:
             return self.pool.submit(stream, self.decoder.images(content_type, body))
@@ -245,11 +212,9 @@ class Service:
                 yield
         except TimeoutError:
             raise HttpError(
-                503,
                 "too_late",
                 f"A request is answered within {self.limits.answer_seconds:g} s; this one was not. "
                 "It may still be worked on: look at the stream before you send it again.",
-                retry_after=SHORT_WAIT,
             ) from None
 
 

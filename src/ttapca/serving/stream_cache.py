@@ -35,9 +35,6 @@ class StreamCache:
         kind: Of the pool; files of another kind are refused.
         new_record: Returns the record of a new stream.
         store: Where records are written; without, they are in memory only.
-
-    Raises:
-        SavedStreamError: The store keeps streams of another network or filter.
     """
 
     def __init__(
@@ -139,12 +136,7 @@ class StreamCache:
             return self.get(name)
 
     def get(self, name: str) -> StreamRecord:
-        """Return the record of a stream, from memory, from disk, or a new one.
-
-        Raises:
-            StorageError: The disk cannot be read.
-            DamagedStreamError: The record on disk is damaged.
-        """
+        """Return the record of a stream, from memory, from disk, or a new one."""
         with self._lock:
             record = self._records.get(name)
             if record is None and self._store is not None:

@@ -26,11 +26,7 @@ TIME = Maybe(Number(0, 1e11))  # seconds since 1970: until the year 5138
 
 
 def check_name(name: object, longest: int = LONGEST_NAME) -> None:
-    """Raise `StreamNameError` unless a stream may have this name.
-
-    Args:
-        name: From anybody.
-        longest: How many letters it may have; fewer if a token's name comes before it.
+    """Raise `StreamNameError` unless a stream may have this name, of `longest` letters at most.
 
     Example:
         >>> check_name("camera-7")
@@ -85,21 +81,15 @@ class StreamRecord:
         """Share of images in shadow that have another class when adapted; None before any."""
         return self.differed / self.shadowed if self.shadowed else None
 
+    @property
+    def shift(self) -> float:
+        """How surely the condition of its last image is a shift, from 0 to 1."""
+        return float(self.state.spectra[0].shift[self.state.latest])
+
     def glance(self, name: str) -> StreamGlance:
-        """Return what the stream of this name shows without computing."""
-        return StreamGlance(
-            stream=name,
-            mode=self.mode,
-            images=self.images,
-            requests=self.requests,
-            skipped=self.skipped,
-            shift=float(self.state.spectra[0].shift[self.state.latest]),
-            shifted=self.shifted,
-            adapted_share=self.adapted_share,
-            disagreement=self.disagreement,
-            shifted_since=self.shifted_since,
-            last_seen=self.last_seen,
-        )
+        """Return the status of the stream of this name that takes no computing."""
+        facts = {each.name: getattr(self, each.name) for each in fields(StreamGlance)[1:]}
+        return StreamGlance(name, **facts)
 
     def to_bytes(self, kind: str) -> bytes:
         """Return a file of `ttapca.spectral.state_files` for pools and adapters of this kind."""
@@ -117,13 +107,8 @@ FACTS: dict[str, Rule] = dict.fromkeys([f.name for f in fields(StreamRecord)[1:]
 def read_record(data: bytes, kind: str, like: StreamRecord) -> StreamRecord:
     """Return the record that `StreamRecord.to_bytes` wrote, or one for a stream of an adapter.
 
-    Args:
-        data: From anybody: everything in it is checked.
-        kind: Of the pool.
-        like: A new record of the pool.
-
-    Raises:
-        SavedStreamError: The bytes are something else, or were written by another kind of pool.
+    Everything in the data is checked, or `SavedStreamError` is raised: they may come from a client.
+    `kind` is that of the pool, and `like` a new record of it.
     """
     saved = read_saved(data, kind, like.state, "The file")
     if saved.state is None:

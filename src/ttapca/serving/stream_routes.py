@@ -154,7 +154,6 @@ async def save(request: Request, name: Name) -> Response:
     service, token, full = _named(request, name, "control")
     if not service.facts.saves:
         raise HttpError(
-            409,
             "no_store",
             "Streams are kept in the file that the service was started with; this one was "
             "started without. Start it with --state FILE, or read the stream's `state`.",
@@ -223,7 +222,6 @@ async def _picture(request: Request, name: str, place: int) -> Response:
         pictures = service.pool.pictures(full)
         if pictures is None:
             raise HttpError(
-                404,
                 "no_picture",
                 "A stream has pictures once it was sent images; this one was not since the "
                 "service was started.",
@@ -258,4 +256,4 @@ def _json(content: bytes) -> Response:
 
 
 def _bad_body(message: str) -> HttpError:
-    return HttpError(422, "bad_body", message)
+    return HttpError("bad_body", message)

@@ -86,15 +86,13 @@ class StreamStore:
 
     def names(self) -> list[str]:
         """Return the names of all streams, sorted."""
-        return self._names("SELECT name FROM streams ORDER BY name")
+        with self._cursor() as cursor:
+            return [name for (name,) in cursor.execute("SELECT name FROM streams ORDER BY name")]
 
     def shifted(self) -> list[str]:
         """Return the names of the streams that were written as shifted, sorted."""
-        return self._names("SELECT name FROM shifted ORDER BY name")
-
-    def _names(self, query: str) -> list[str]:
         with self._cursor() as cursor:
-            return [name for (name,) in cursor.execute(query)]
+            return [name for (name,) in cursor.execute("SELECT name FROM shifted ORDER BY name")]
 
     def read(self, name: str) -> bytes | None:
         """Return the state of a stream; None if there is none."""
@@ -108,14 +106,12 @@ class StreamStore:
 
         Args:
             states: By name.
-            shifted: Which of these have shifted.
+            shifted: Names of those that have shifted.
         """
         now = time.time()
+        rows = [(name, state, now) for name, state in states.items()]
         self._change(
-            (
-                "INSERT OR REPLACE INTO streams VALUES (?, ?, ?)",
-                [(name, state, now) for name, state in states.items()],
-            ),
+            ("INSERT OR REPLACE INTO streams VALUES (?, ?, ?)", rows),
             ("DELETE FROM shifted WHERE name = ?", [(name,) for name in states]),
             ("INSERT INTO shifted VALUES (?)", [(name,) for name in shifted]),
         )
