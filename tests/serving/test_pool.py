@@ -30,6 +30,7 @@ from ttapca.errors import (
     UnknownStreamError,
 )
 from ttapca.serving import PoolLimits, PoolObserver, StreamPool, StreamStore
+from ttapca.serving.stream_record import StreamRecord
 
 SHAPE = (3, 8, 8)
 
@@ -266,22 +267,27 @@ def test_what_is_not_finite_in_shadow_differs_from_nothing(pool: StreamPool) -> 
     assert (status.health.skipped, status.disagreement) == (1, None)
 
 
+def assert_refused(pool: StreamPool, record: StreamRecord, match: str) -> None:
+    before = pool.dump("a")
+    with pytest.raises(SavedStreamError, match=match):
+        pool.restore("a", record.to_bytes(pool._network.kind))
+    assert pool.dump("a") == before
+
+
 def test_conditions_that_no_image_can_have_are_refused(pool: StreamPool) -> None:
     """Their squares would be infinite, and every later image of the stream an error."""
     for turn in range(3):
         pool.predict("a", pictures(30, turn))
-    record, kind = pool._streams.get("a"), pool._network.kind
+    record = pool._streams.get("a")
     known = record.state.conditions
     assert known is not None
-    before = pool.dump("a")
     for changed in (
         dataclasses.replace(known, searched=known.searched * 1e200),
         dataclasses.replace(known, centres=known.centres - 1e200),
     ):
         state = dataclasses.replace(record.state, conditions=changed)
-        with pytest.raises(SavedStreamError, match=r"`conditions\.\w+` cannot be like that"):
-            pool.restore("a", dataclasses.replace(record, state=state).to_bytes(kind))
-    assert pool.dump("a") == before
+        wrong = dataclasses.replace(record, state=state)
+        assert_refused(pool, wrong, r"`conditions\.\w+` cannot be like that")
 
 
 @pytest.mark.parametrize(
@@ -306,12 +312,10 @@ def test_numbers_that_no_stream_can_have_are_refused(
     pool: StreamPool, name: str, value: Any
 ) -> None:
     pool.predict("a", pictures(3, seed=0))
-    record, kind, before = pool._streams.get("a"), pool._network.kind, pool.dump("a")
-    pool.restore("b", record.to_bytes(kind))  # as it is, it can be
-    wrong = dataclasses.replace(record, **{name: value}).to_bytes(kind)
-    with pytest.raises(SavedStreamError, match=f"no saved stream: `{name}` must be"):
-        pool.restore("a", wrong)
-    assert pool.dump("a") == before
+    record = pool._streams.get("a")
+    pool.restore("b", record.to_bytes(pool._network.kind))  # as it is, it can be
+    wrong = dataclasses.replace(record, **{name: value})
+    assert_refused(pool, wrong, f"no saved stream: `{name}` must be")
 
 
 @pytest.mark.parametrize(
@@ -327,16 +331,16 @@ def test_numbers_that_no_stream_can_have_are_refused(
         ("counts", torch.full((5,), 1e308, dtype=torch.float64)),
     ],
 )
-def test_what_no_alarm_can_know_is_refused(pool: StreamPool, name: str, value: Any) -> None:
+def test_an_alarm_that_no_stream_can_have_is_refused(
+    pool: StreamPool, name: str, value: Any
+) -> None:
     pool.predict("a", pictures(3, seed=0))
-    record, kind, before = pool._streams.get("a"), pool._network.kind, pool.dump("a")
+    record = pool._streams.get("a")
     [energies] = record.state.alarm.energies
     assert energies.shape == (8,)  # a number for each band
     alarm = dataclasses.replace(record.state.alarm, **{name: value})
-    state = dataclasses.replace(record.state, alarm=alarm)
-    with pytest.raises(SavedStreamError, match=rf"no saved stream: `alarm\.{name}"):
-        pool.restore("a", dataclasses.replace(record, state=state).to_bytes(kind))
-    assert pool.dump("a") == before
+    wrong = dataclasses.replace(record, state=dataclasses.replace(record.state, alarm=alarm))
+    assert_refused(pool, wrong, rf"no saved stream: `alarm\.{name}")
 
 
 def test_a_store_of_another_filter_is_refused_at_once(
