@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 import ttapca
 from serving.clients import Client
@@ -24,6 +25,16 @@ from ttapca.serving.service import Service, ServiceFacts
 from ttapca.serving.tokens import Token, Tokens
 
 Serving = Callable[..., Client]
+
+
+def smooth_images(
+    count: int, seed: int, shape: tuple[int, ...] = (3, 8, 8), noise: float = 0.0
+) -> Tensor:
+    """Smooth random images between 0 and 1, with noise."""
+    generator = torch.Generator().manual_seed(seed)
+    rough = torch.rand(count, *shape, generator=generator)
+    smooth = nn.functional.avg_pool2d(rough, 3, stride=1, padding=1)
+    return smooth + noise * torch.randn(count, *shape, generator=generator)
 
 
 @pytest.fixture(scope="session")

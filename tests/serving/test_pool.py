@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import left_untouched
+from serving.conftest import smooth_images as pictures
 from ttapca.errors import (
     CallbackWarning,
     InputTypeError,
@@ -33,14 +34,6 @@ from ttapca.serving import PoolLimits, PoolObserver, StreamPool, StreamStore
 from ttapca.serving.stream_record import StreamRecord
 
 SHAPE = (3, 8, 8)
-
-
-def pictures(count: int, seed: int, *, noise: float = 0.0) -> Tensor:
-    """Smooth random pictures between 0 and 1, with as much noise as wanted."""
-    generator = torch.Generator().manual_seed(seed)
-    rough = torch.rand(count, *SHAPE, generator=generator)
-    smooth = nn.functional.avg_pool2d(rough, 3, stride=1, padding=1)
-    return smooth + noise * torch.randn(count, *SHAPE, generator=generator)
 
 
 @pytest.fixture(scope="module")

@@ -12,19 +12,15 @@ from torch import Tensor, nn
 import ttapca
 from oracles import left_untouched
 from serving.clients import Client, described, npy
+from serving.conftest import smooth_images
 from ttapca.errors import LayerOutputError, OptionError
 from ttapca.serving import StreamPool, api_models
 from ttapca.serving.api_models import predicted
 from ttapca.serving.service import Service, ServiceFacts
 
-SHAPE = (1, 8, 8)
-
 
 def pictures(count: int, seed: int, noise: float = 0.0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    rough = torch.rand(count, *SHAPE, generator=generator)
-    smooth = nn.functional.avg_pool2d(rough, 3, stride=1, padding=1)
-    return (smooth + noise * torch.randn(count, *SHAPE, generator=generator)).clamp(0, 1)
+    return smooth_images(count, seed, (1, 8, 8), noise).clamp(0, 1)
 
 
 def network(outputs: int, *after: nn.Module) -> nn.Module:

@@ -47,7 +47,7 @@ def create_app(service: Service) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.service, app.state.page = service, page_files()
+    app.state.service, app.state.page_files = service, page_files()
     app.add_middleware(ServiceMiddleware, service=service)
     app.add_exception_handler(HTTPException, cast(Any, _refuse_address))
     app.add_exception_handler(RequestValidationError, cast(Any, _refuse_parameter))
@@ -104,17 +104,13 @@ async def ready(request: Request) -> dict[str, str]:
 
 
 @router.get("/", include_in_schema=False)
-async def page(request: Request) -> Response:
-    """Show the live page."""
-    return request.app.state.page["index.html"]
-
-
 @router.get("/static/{file}", include_in_schema=False)
-async def page_file(request: Request, file: str) -> Response:
-    """Show a file of the live page."""
-    if file not in request.app.state.page:
+async def page(request: Request, file: str = "index.html") -> Response:
+    """Show the live page, or one of its files."""
+    files: dict[str, Response] = request.app.state.page_files
+    if file not in files:
         raise HTTPException(404)
-    return request.app.state.page[file]
+    return files[file]
 
 
 def page_files() -> dict[str, Response]:

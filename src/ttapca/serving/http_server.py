@@ -82,7 +82,8 @@ class DrainingServer(uvicorn.Server):
         """
         now = time.monotonic()
         waiting: dict[Any, tuple[Any, float]] = {}  # the request before, and since when
-        for connection in set(self.server_state.connections):
+        connections: set[Any] = set(self.server_state.connections)
+        for connection in connections:
             last = connection.cycle
             if last is not None and not last.response_complete:
                 continue
@@ -93,7 +94,7 @@ class DrainingServer(uvicorn.Server):
         self._heads = waiting
         # Connections that never had a request first, then those that wait for longest.
         idle = sorted(waiting, key=lambda each: (each.cycle is not None, waiting[each][1]))
-        for connection in idle[: max(0, len(self.server_state.connections) - MOST_CONNECTIONS)]:
+        for connection in idle[: max(0, len(connections) - MOST_CONNECTIONS)]:
             connection.transport.abort()  # `close` would wait for a client that does not read
 
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ttapca._checks import Number, Whole, check_option
+from ttapca._checks import Number, Rule, Whole, check_option
 from ttapca.datasets.pictures import MAX_PIXELS
 from ttapca.errors import TooManyStreamsError
 
@@ -76,7 +76,7 @@ class RequestLimits:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        rules = {
+        rules: dict[str, Rule] = {
             "max_held": Whole(self.max_body),
             "max_pixels": Whole(1, MAX_PIXELS),
             "body_seconds": Number(above=0),
