@@ -120,7 +120,7 @@ def test_pictures_of_another_size_are_brought_to_the_networks() -> None:
     exact = np.asarray(Image.fromarray(tall).resize((6, 4)))
     found = decode("image/png", picture(tall))
     assert torch.equal(found[0], torch.tensor(exact).permute(2, 0, 1) / 255)
-    with pytest.raises(OptionError, match="brought to what the network takes"):
+    with pytest.raises(OptionError, match="get the size that the network takes"):
         ImageDecoder((3, 8, 8), size=PictureSize(9))
     with pytest.raises(OptionError, match=r"takes, \(images, 7\)"):
         ImageDecoder((7,), size=PictureSize(7))

@@ -1,4 +1,4 @@
-"""What a pool answers, and what it says about a stream."""
+"""The answers of a pool, and the status of a stream."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Mode = Literal["off", "shadow", "on"]
 
 @dataclass(frozen=True)
 class StreamStatus:
-    """How a stream is and what was done with it.
+    """How a stream is, and how its requests were answered.
 
     Attributes:
-        health: What is seen of its images.
+        health: Of its images.
         mode: Whether its images are adapted to.
-        gains: What each band of components is scaled by when it is `on`, as in `health.bands`.
+        gains: Scale of each band of components in the mode `on`, as in `health.bands`.
         requests: How many requests were answered.
         adapted_share: Share of all images that were answered with a filter that changed them.
         disagreement: Share of all images in shadow that have another class when adapted; None
@@ -80,7 +80,7 @@ class Answer:
     Attributes:
         logits: A row for each image, as the network returns them; those of the untouched network
             unless the mode is `on`.
-        outputs: What the logits mean: `multiclass`, `binary` or `multilabel`.
+        outputs: Their meaning: `multiclass`, `binary` or `multilabel`.
         adapted: Whether a filter changed the images that are answered for.
         differ: In shadow, how many images have another class when adapted; None in other modes, and
             if the adapted network has no finite numbers: then the request is skipped.
@@ -131,10 +131,3 @@ class PoolObserver:
 
     def answered(self, answer: Answer, waited: float) -> None:
         """Take note of an answer before it is given, and of the seconds since its images came."""
-
-    def refused(self, reason: str) -> None:
-        """Take note of a refused request, or of states that could not be saved.
-
-        Args:
-            reason: The name of the error.
-        """

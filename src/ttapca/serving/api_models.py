@@ -19,6 +19,7 @@ from torch import Tensor
 from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
 from ttapca.serving.batched_network import Pixels
 from ttapca.serving.decoding import FORM, JSON, NPY, PICTURE_TYPES
+from ttapca.serving.http_errors import CODES
 from ttapca.serving.tokens import Token
 from ttapca.support.outputs import OutputKind, Outputs
 from ttapca.support.parsing import finite
@@ -174,7 +175,7 @@ class Pictures(BaseModel):
 
 
 class Info(BaseModel):
-    """What is served; a band has its first and last component, counting from 1."""
+    """The network that is served; bands have their first and last component, counting from 1."""
 
     model: str = Field(examples=["cifar10-resnet20"])
     filter: str = Field(examples=["conv1, 2000 components"])
@@ -198,7 +199,7 @@ class ErrorFacts(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """What every refusal looks like."""
+    """The form of every refusal."""
 
     error: ErrorFacts
 
@@ -236,19 +237,6 @@ IMAGES_BODY = _body(
 MODE_BODY = _body({JSON: {"schema": ModeChange.model_json_schema()}})
 STATE_BODY = _body({BYTES: BINARY})
 
-REFUSALS = {
-    400: "The request is cut short.",
-    401: "A token is missing or unknown.",
-    403: "The token lacks a right.",
-    404: "There is no such stream.",
-    408: "The body comes too slowly.",
-    409: "What is kept of the stream is damaged, or the service keeps no streams.",
-    413: "The body, or its pictures, are too large.",
-    415: "The body has another type.",
-    422: "Something in the request cannot be.",
-    429: "Too many requests or streams; see Retry-After.",
-    503: "Busy, late or closing; see Retry-After.",
-}
 ALWAYS = (401, 403, 422, 429, 503)
 WITH_BODY = (400, 408, 413)
 
@@ -256,7 +244,7 @@ WITH_BODY = (400, 408, 413)
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Describe these refusals of a route, and those of every route."""
     return {
-        status: {"model": ErrorAnswer, "description": REFUSALS[status]}
+        status: {"model": ErrorAnswer, "description": f"With a code: {', '.join(CODES[status])}."}
         for status in sorted({*ALWAYS, *statuses})
     }
 

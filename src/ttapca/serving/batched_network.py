@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -82,19 +82,13 @@ class StreamPrediction:
     first: FilteredImage | None  # None if the filter acts on something else than images
 
 
-class Copy(NamedTuple):
-    """How an image goes through the network: does its stream remember it, and is it filtered?"""
-
-    counted: bool
-    filtered: bool
-
-
+Copy: TypeAlias = tuple[bool, bool]  # does the stream remember the image, and is it filtered?
 # The copies of an image that go through the network. The first one is answered, the last one is
 # remembered: in shadow these are two, and a stream that is off is watched.
 COPIES: dict[Mode, tuple[Copy, ...]] = {
-    "off": (Copy(counted=True, filtered=False),),
-    "shadow": (Copy(counted=False, filtered=False), Copy(counted=True, filtered=True)),
-    "on": (Copy(counted=True, filtered=True),),
+    "off": ((True, False),),
+    "shadow": ((False, False), (True, True)),
+    "on": ((True, True),),
 }
 
 
@@ -106,8 +100,8 @@ class BatchedNetwork:
     Args:
         model: Returns logits for a batch of images.
         method: With its filter.
-        logits: Finds the logits in what the model returns, if that is more than one tensor.
-        outputs: What the outputs mean; by default one logit is `binary`, and more are `multiclass`.
+        logits: Finds the logits in the output of the model, if that is more than one tensor.
+        outputs: Their meaning; by default one logit is `binary`, and more are `multiclass`.
     """
 
     def __init__(
@@ -146,7 +140,7 @@ class BatchedNetwork:
 
     @property
     def outputs(self) -> OutputKind:
-        """What the outputs of the last pass mean."""
+        """The meaning of the outputs of the last pass."""
         return self._adapter.mover.outputs.found
 
     @property

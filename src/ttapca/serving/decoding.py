@@ -47,7 +47,7 @@ class ImageDecoder:
 
     Attributes:
         shape: Of one image as the network takes it, such as (channels, height, width).
-        limits: What a request may cost.
+        limits: Of requests.
         size: How pictures are brought to the network's size; by default they are resized with their
             proportions kept, and as little as possible is cut off.
 
@@ -70,7 +70,7 @@ class ImageDecoder:
         sides = (sides, sides) if isinstance(sides, int) else sides
         if self.size is not None and not (self._takes_pictures and sides == self.shape[1:]):
             raise OptionError(
-                f"Pictures must be brought to what the network takes, {self._shapes()}; found "
+                f"Pictures must get the size that the network takes, {self._shapes()}; found "
                 f"{self.size}. Leave it out."
             )
 

@@ -104,9 +104,14 @@ async def ready(request: Request) -> dict[str, str]:
 
 
 @router.get("/", include_in_schema=False)
+async def page(request: Request) -> Response:
+    """Show the live page."""
+    return await page_file(request, "index.html")
+
+
 @router.get("/static/{file}", include_in_schema=False)
-async def page(request: Request, file: str = "index.html") -> Response:
-    """Show the live page, or one of its files."""
+async def page_file(request: Request, file: str) -> Response:
+    """Show a file of the live page."""
     files: dict[str, Response] = request.app.state.page_files
     if file not in files:
         raise HTTPException(404)

@@ -1,4 +1,4 @@
-"""What a pool may hold, what a request may cost, and the quotas of a token."""
+"""Limits of a pool, of a request over HTTP, and of a token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEGABYTE = 1 << 20
 
 @dataclass(frozen=True)
 class PoolLimits:
-    """What a pool may hold.
+    """Limits of a pool.
 
     Attributes:
         max_batch: Images of one pass; a request may have more.
@@ -53,7 +53,7 @@ class PoolLimits:
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What one request over HTTP may cost.
+    """Limits of requests over HTTP.
 
     Attributes:
         max_body: Bytes of a body; a larger one is refused before it is read.

@@ -131,7 +131,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Exchange:
-    """The two directions of one request: what was received, and what is added to the answer."""
+    """The two directions of one request: it follows the body, and adds headers to the answer."""
 
     def __init__(
         self, receive: Receive, send: Send, record: RequestRecord, headers: Mapping[str, str]

@@ -1,7 +1,7 @@
 """Write an adapted network as an ONNX file, with the state of its streams as inputs and outputs.
 
-A runtime that knows nothing of this library then adapts: what comes out under a name that begins
-with `next.` goes in again as `state.`, with the next images of the same stream.
+A runtime without this library then adapts: an output with a name that begins with `next.` goes in
+again as `state.`, with the next images of the same stream.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PACKAGES = ("onnx", "onnxscript")  # of the extra `onnx`; the rest of the librar
 OPSET = 18  # the oldest that torch writes without converting afterwards
 # Streams to trace with if any number will do: not 0 or 1, which torch takes for special cases.
 EXAMPLE = 2
-# Before the names of the state's parts: as in a file of a stream, and for what comes out.
+# Before the names of the state's parts: of inputs, as in a file of a stream, and of outputs.
 BEFORE, AFTER = "state.", "next."
 
 
@@ -54,12 +54,12 @@ def export_onnx(
     shape (streams, 1), and the next state of each stream. All are float32. A new stream has a state
     of zeros; a stream with an image that is not finite keeps its state.
 
-    The file does what `ttapca.adapt(model, "wiener", filter=fitted, states=1)` does with single
-    images: it repairs pixels, filters, follows statistics and the order of classes. It does not
-    tell conditions apart. Parts of the state have the names that they have in the file of a stream,
-    so that streams go on in either (`ttapca.serving.with_tensors`); what comes out begins with
-    `next.` instead of `state.`. A single number has the shape (streams, 1). The metadata say under
-    `ttapca_state` which output belongs to which input.
+    It answers as `ttapca.adapt(model, "wiener", filter=fitted, states=1)` answers single images: it
+    repairs pixels, filters, follows statistics and the order of classes, and does not tell
+    conditions apart. Parts of the state have the names that they have in the file of a stream, so
+    that streams go on in either (`ttapca.serving.with_tensors`); outputs begin with `next.` instead
+    of `state.`. A single number has the shape (streams, 1). The metadata say under `ttapca_state`
+    which output belongs to which input.
 
     Args:
         model: On the CPU, in float32; it is left as it was.
@@ -69,7 +69,7 @@ def export_onnx(
         streams: Streams of a batch, to fix their number.
         images: Images of each stream. With more than one, a call makes one pass; the library may
             repeat it.
-        logits: Finds the logits in what the model returns, if that is more than one tensor.
+        logits: Finds the logits in the output of the model, if that is more than one tensor.
 
     Returns:
         The shape of each part of a stream's state, by the name of the input.
@@ -138,7 +138,15 @@ def _written(
         _name_sizes(written.graph)
         _remove_traces(written.graph)
         written.producer_name, written.producer_version = "ttapca", __version__
-        facts = {"ttapca_layer": layer, "ttapca_state": json.dumps(_described(network, sizes))}
+        state = {
+            BEFORE + name: {
+                "next": AFTER + name,
+                "shape": [sizes[0] or "streams", *part],
+                "initial": 0.0,
+            }
+            for name, part in network.state.items()
+        }
+        facts = {"ttapca_layer": layer, "ttapca_state": json.dumps(state)}
         onnx.helper.set_model_props(written, facts)
         content: bytes = written.SerializeToString()
         onnx.checker.check_model(content, full_check=True)
@@ -242,15 +250,3 @@ def _remove_traces(graph: Any) -> None:
         for attribute in node.attribute:
             for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
                 _remove_traces(inner)
-
-
-def _described(network: StatefulNetwork, sizes: tuple[int | None, int]) -> dict[str, object]:
-    """Return the description of a stream's state for runtimes, by the name of the input."""
-    return {
-        BEFORE + name: {
-            "next": AFTER + name,
-            "shape": [sizes[0] or "streams", *shape],
-            "initial": 0.0,
-        }
-        for name, shape in network.state.items()
-    }

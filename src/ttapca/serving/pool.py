@@ -66,19 +66,16 @@ class StreamPool:
         filter: A filter that was fitted on it.
         store: Where streams are kept; without, they are lost when the pool is closed.
         mode: Of a new stream.
-        limits: What the pool may hold.
+        limits: Of images and streams.
         save_every: Seconds after which changed streams are written to the store.
-        observer: Hears of passes, answers and refusals.
-        logits: Finds the logits in what the model returns, if that is more than one tensor.
-        outputs: What the outputs mean: `multiclass`, `binary` (one logit) or `multilabel`. By
-            default one logit is `binary`, and more are `multiclass`.
+        observer: Hears of passes and answers.
+        logits: Finds the logits in the output of the model, if that is more than one tensor.
+        outputs: Their meaning: `multiclass`, `binary` (one logit) or `multilabel`. By default one
+            logit is `binary`, and more are `multiclass`.
         states, outliers, order: As for `ttapca.methods.Wiener`. `order="shuffled"` if the order in
             which images come means nothing.
         input_shape: Shape of one image, for a filter that does not act on the images themselves, or
             if images have another size than those of the fit.
-
-    Attributes:
-        input_shape: Shape of one image.
 
     Raises:
         OptionError: An option makes no sense.
@@ -159,18 +156,14 @@ class StreamPool:
             TooManyStreamsError: The stream is new, and there are too many.
             PoolClosedError: The pool was closed.
         """
-        try:
-            check_name(stream)
-            self._check_images(images)
-            came = time.perf_counter()
-            with self._news:
-                self._check_open()
-                self._queue.check_room(len(images))
-                request = Request(self._streams.reserve(stream), images.detach(), Future(), came)
-                self._queue.put(request)
-        except TtapcaError as error:
-            self._tell(self._observer.refused, type(error).__name__)
-            raise
+        check_name(stream)
+        self._check_images(images)
+        came = time.perf_counter()
+        with self._news:
+            self._check_open()
+            self._queue.check_room(len(images))
+            request = Request(self._streams.reserve(stream), images.detach(), Future(), came)
+            self._queue.put(request)
         return request.answer
 
     def predict(self, stream: str, images: Tensor, timeout: float | None = None) -> Answer:
@@ -307,7 +300,7 @@ class StreamPool:
         return self._between_passes(work)
 
     def _between_passes(self, work: Callable[[], Found]) -> Found:
-        """Run a function in the thread of the passes, and return what it returns."""
+        """Run a function in the thread of the passes, and return its result."""
         done: Future[Found] = Future()
 
         def run() -> None:
@@ -337,7 +330,6 @@ class StreamPool:
         try:
             self.save()
         except TtapcaError as error:
-            self._tell(self._observer.refused, type(error).__name__)
             if not self._unsaved:  # once, not at every attempt
                 LOGGER.error("streams stay in memory, as they cannot be saved: %s", error)
             self._unsaved = True

@@ -83,7 +83,7 @@ class ServerClient:
         self.close()
 
     def info(self) -> dict[str, Any]:
-        """Return what the server says about itself, its network and its classes."""
+        """Return the answer to `/v1/info`."""
         return self._ask("GET", "/v1/info")
 
     def predict(self, stream: str, images: NDArray[np.uint8]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What routes share: tokens and their rights, bodies within limits, work in threads."""
+"""The rules that routes share: tokens and their rights, bodies within limits, work in threads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Service:
         pool: Answers the requests. Its owner closes it.
         facts: For `/v1/info`.
         tokens: Of its clients; without any, all programs on this machine may use it.
-        limits: What a request may cost.
+        limits: Of requests.
         metrics: Counts requests; should also be the observer of the pool.
         size: How pictures are brought to the network's size, as `ImageDecoder` takes it.
 
@@ -118,14 +118,14 @@ class Service:
             raise HttpError(
                 "token_missing",
                 "Requests show a token in the header `Authorization: Bearer TOKEN`; this one shows "
-                "none. Ask whoever runs this service for one.",
+                "none. Ask the operator of this service for one.",
             )
         token = self.tokens.find(secret.encode("latin-1"))
         if token is None:
             raise HttpError(
                 "token_unknown",
                 "The token is not one of this service. Check that it was copied as a whole, or ask "
-                "whoever runs this service for a new one.",
+                "the operator of this service for a new one.",
             )
         return token
 

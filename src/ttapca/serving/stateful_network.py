@@ -126,7 +126,7 @@ class StatefulNetwork(nn.Module):
     Args:
         model: Returns logits for a batch of images; in evaluation mode.
         fitted: A filter of it, which is on the model until `detach` is called.
-        logits: Finds the logits in what the model returns, if that is more than one tensor.
+        logits: Finds the logits in the output of the model, if that is more than one tensor.
 
     Attributes:
         state: Shape of each part of a stream's state, by the names that files of streams have. A
@@ -178,7 +178,7 @@ class StatefulNetwork(nn.Module):
 
         Args:
             images: As many of each stream, shape (streams, images, *shape).
-            state: What `state` names, each of shape (streams, *shape).
+            state: The parts that `self.state` names, each of shape (streams, *shape).
 
         Returns:
             Logits, shape (streams, images, classes); how surely each stream has shifted, from 0 to
@@ -223,7 +223,7 @@ class StatefulNetwork(nn.Module):
             name: torch.where(sound.view(-1, *[1] * len(shape)), after[name], before[name])
             for name, shape in self.state.items()
         }
-        # Exporters name what comes out, and one value cannot have two names.
+        # Exporters name outputs, and one value cannot have two names.
         return logits, kept["spectra.0.shift"].clone(), *kept.values()
 
     def detach(self) -> nn.Module:

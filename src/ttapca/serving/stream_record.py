@@ -1,4 +1,4 @@
-"""What a pool keeps of one stream, and how it is written to bytes.
+"""The record that a pool keeps of one stream, and its file.
 
 A record is never written into: a pass makes new ones, which replace the old ones when the pass is
 over. So every reader sees a whole record, and a pass that fails leaves no mark.
@@ -43,10 +43,10 @@ def check_name(name: object, longest: int = LONGEST_NAME) -> None:
 
 @dataclass(frozen=True, eq=False)
 class StreamRecord:
-    """What was seen of one stream, and what was done with it.
+    """The state of one stream, and counts of its requests.
 
     Attributes:
-        state: What is known of it; the same as a stream of an adapter has.
+        state: The same as a stream of an adapter has.
         mode: Whether its images are adapted to.
         images, requests: How many were answered.
         skipped: How many requests changed nothing, since their numbers were not finite.

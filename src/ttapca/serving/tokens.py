@@ -102,10 +102,9 @@ class Tokens:
 
     def __init__(self, tokens: Sequence[Token] = ()) -> None:
         self.all = tuple(tokens)
-        for what in ("name", "digest"):
-            if len({getattr(token, what) for token in self.all}) < len(self.all):
-                words = "name" if what == "name" else "secret"
-                raise OptionError(f"Every token has a {words} of its own; found one {words} twice.")
+        for word, attribute in (("name", "name"), ("secret", "digest")):
+            if len({getattr(token, attribute) for token in self.all}) < len(self.all):
+                raise OptionError(f"Every token has a {word} of its own; found one {word} twice.")
 
     def __bool__(self) -> bool:
         """Return whether there are tokens: whether callers must show one."""
