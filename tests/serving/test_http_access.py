@@ -132,7 +132,10 @@ def test_a_token_has_so_many_streams(serving: Serving) -> None:
     response = client.predict("c", DIGITS, "shop")
     refused(response, 429, "too_many_streams", "`shop` may have 2 streams")
     refused(client.ask("PUT", "/v1/streams/c", "shop", **SWITCH), 429, "too_many_streams")
-    refused(client.ask("PUT", "/v1/streams/c/state", "shop", content=b"x"), 429, "too_many_streams")
+    content = {"content": client.service.pool.dump("shop.a")}
+    response = client.ask("PUT", "/v1/streams/c/state", "shop", **content)
+    refused(response, 429, "too_many_streams")
+    assert client.ask("PUT", "/v1/streams/b/state", "shop", **content).status_code == 200
     assert client.predict("a", DIGITS, "shop").status_code == 200
     assert client.predict("c", DIGITS, "hall").status_code == 200
     assert client.ask("DELETE", "/v1/streams/a", "shop").status_code == 204
@@ -182,3 +185,13 @@ def test_without_tokens_no_page_of_another_site_gets_in(
 def test_with_tokens_other_hosts_are_fine(client: Client) -> None:
     headers = {"Host": "cameras.example", "Origin": "https://other.example"}
     assert client.ask("GET", "/v1/streams", "shop", headers=headers).status_code == 200
+
+
+def test_streams_that_begin_at_once_are_counted(serving: Serving) -> None:
+    client = serving(token("shop", "predict", max_streams=3))
+    requests = [
+        ("POST", f"/v1/predict?stream=camera-{number}", "shop", npy(DIGITS)) for number in range(8)
+    ]
+    statuses = [each.status_code for each in client.together(*requests)]
+    assert sorted(statuses) == [200] * 3 + [429] * 5
+    assert len(client.service.pool.names()) == 3

@@ -1,17 +1,13 @@
-"""How often a token may come, how many streams it may begin, and what limits may be."""
+"""How often a token may come, and which limits are possible."""
 
 from __future__ import annotations
-
-import asyncio
-import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.clients import token
-from ttapca.errors import OptionError, TooManyStreamsError
-from ttapca.serving.limits import RequestLimits, RequestRate, StreamQuotas
+from ttapca.errors import OptionError
+from ttapca.serving.limits import RequestLimits, RequestRate
 
 
 @given(st.integers(1, 20), st.lists(st.integers(0, 3), min_size=1, max_size=60))
@@ -52,80 +48,3 @@ def test_a_rate_is_above_zero() -> None:
 def test_limits_that_cannot_be(options: dict[str, float], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         RequestLimits(**options)
-
-
-def test_a_token_begins_as_many_streams_as_it_may() -> None:
-    names = ["shop.a", "hall.x"]
-    shop = token("shop", "predict", max_streams=3)
-
-    async def begin(quotas: StreamQuotas, *streams: str, fail: bool = False) -> None:
-        async with quotas.beginning(shop, streams[0]):
-            if len(streams) > 1:
-                await begin(quotas, *streams[1:], fail=fail)
-            if fail:
-                raise KeyError(streams)
-
-    async def play() -> None:
-        quotas = StreamQuotas(lambda: list(names))
-        with pytest.raises(TooManyStreamsError, match="`shop` may have 3 streams"):
-            await begin(quotas, "shop.b", "shop.c", "shop.d")  # none of them has ended
-        with pytest.raises(KeyError, match="shop"):
-            await begin(quotas, "shop.b", "shop.c", fail=True)
-        await begin(quotas, "shop.d", "shop.d", "shop.a")
-        names.append("shop.d")
-        await begin(quotas, "shop.e")
-        names.append("shop.e")
-        with pytest.raises(TooManyStreamsError, match="Delete one"):
-            await begin(quotas, "shop.f")
-        await begin(quotas, "shop.a")  # it is there already
-        names.remove("shop.d")  # deleted in some way
-        await begin(quotas, "shop.f")
-
-    asyncio.run(play())
-
-
-def test_a_stream_of_a_request_that_failed_late_counts() -> None:
-    """It may have begun: the pool goes on with what it was given when nobody waits any more."""
-    shop = token("shop", "predict", max_streams=1)
-
-    names: list[str] = []
-    quotas = StreamQuotas(lambda: list(names))
-
-    async def begin(stream: str) -> None:
-        async with quotas.beginning(shop, stream):
-            names.append(stream)
-            raise KeyError("too late")
-
-    async def play() -> None:
-        with pytest.raises(KeyError, match="too late"):
-            await begin("shop.a")
-        with pytest.raises(TooManyStreamsError, match="`shop` may have 1 streams"):
-            await begin("shop.b")
-
-    asyncio.run(play())
-
-
-def test_a_stream_that_begins_while_others_are_counted_counts() -> None:
-    shop = token("shop", "predict", max_streams=1)
-    counted, begun = threading.Event(), threading.Event()
-
-    def names() -> list[str]:
-        if counted.is_set():  # for the second time: nothing is there yet, and it takes a while
-            assert begun.wait(60)
-        return []
-
-    async def begin(quotas: StreamQuotas, stream: str) -> None:
-        async with quotas.beginning(shop, stream):
-            pass
-
-    async def play() -> None:
-        quotas = StreamQuotas(names)
-        async with quotas.beginning(shop, "shop.a"):
-            counted.set()
-            other = asyncio.create_task(begin(quotas, "shop.b"))
-            await asyncio.sleep(0.1)  # it is counting
-        begun.set()
-        with pytest.raises(TooManyStreamsError, match="`shop` may have 1 streams"):
-            await other
-
-    asyncio.run(play())

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ttapca._checks import Number, Rule, Whole, check_option
 from ttapca.datasets.pictures import MAX_PIXELS
-from ttapca.errors import TooManyStreamsError
-
-if TYPE_CHECKING:
-    from ttapca.serving.tokens import Token
 
 MEGABYTE = 1 << 20
 
@@ -116,58 +108,3 @@ class RequestRate:
             return (1 - self._left) / self._per_second
         self._left -= 1
         return 0.0
-
-
-class StreamQuotas:
-    """Lets a token begin streams until it has `max_streams` of them.
-
-    It is used from the thread of the event loop only.
-
-    Args:
-        names: Returns the names of all streams; it is called in another thread.
-    """
-
-    def __init__(self, names: Callable[[], list[str]]) -> None:
-        self._names = names
-        self._known: dict[str, set[str]] = {}  # by token
-        self._beginning: Counter[str] = Counter()  # streams of requests that are not answered yet
-
-    @asynccontextmanager
-    async def beginning(self, token: Token, stream: str) -> AsyncIterator[None]:
-        """Reserve a stream, by its full name, while a request that may begin it runs.
-
-        Raises:
-            TooManyStreamsError: The stream is new, and the token has as many as it may.
-        """
-        if token.max_streams is None:
-            yield
-            return
-        if not self._has_room(token, stream, token.max_streams):
-            await self._count(token)  # streams may have been deleted in other ways
-            if not self._has_room(token, stream, token.max_streams):
-                raise TooManyStreamsError(
-                    f"The token `{token.name}` may have {token.max_streams:,} streams, and has as "
-                    "many. Delete one, or use one that is there."
-                )
-        self._beginning[stream] += 1
-        try:
-            yield
-        finally:
-            # Also after an error: the pool may go on with the request. If not, `_count` corrects.
-            self._known[token.name].add(stream)
-            self._beginning[stream] -= 1
-            if not self._beginning[stream]:
-                del self._beginning[stream]
-
-    def _has_room(self, token: Token, stream: str, most: int) -> bool:
-        known = self._known.get(token.name)
-        if known is None:
-            return False
-        all_of_it = known.union(name for name in self._beginning if token.owns(name))
-        return stream in all_of_it or len(all_of_it) < most
-
-    async def _count(self, token: Token) -> None:
-        before = set(self._known.get(token.name, ()))
-        names = await asyncio.to_thread(self._names)
-        begun = self._known.get(token.name, set()) - before  # meanwhile: `names` may lack them
-        self._known[token.name] = {name for name in names if token.owns(name)} | begun

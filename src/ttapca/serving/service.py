@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from ttapca.serving.decoding import ImageDecoder
 from ttapca.serving.http_errors import HttpError
-from ttapca.serving.limits import RequestLimits, RequestRate, StreamQuotas
+from ttapca.serving.limits import RequestLimits, RequestRate
 from ttapca.serving.metrics import Metrics
 from ttapca.serving.tokens import ANYBODY, Right, Token, Tokens
 
@@ -74,7 +74,6 @@ class Service:
         self.metrics = metrics or Metrics(facts.model)
         self.metrics.watch(pool)
         self.decoder = ImageDecoder(tuple(pool.input_shape), self.limits, size)
-        self.quotas = StreamQuotas(pool.names)
         self.draining = False
         self.running = 0
         self._held = 0  # bytes of bodies
@@ -180,11 +179,12 @@ class Service:
             raise HttpError("disconnected", "The client went away.") from None
         return bytes(content)
 
-    async def answer(self, stream: str, content_type: str, body: bytes) -> Answer:
+    async def answer(self, token: Token, stream: str, content_type: str, body: bytes) -> Answer:
         """Decode the images of a request, and return the answer of the pool."""
 
         def submit() -> Future[Answer]:
-            return self.pool.submit(stream, self.decoder.images(content_type, body))
+            images = self.decoder.images(content_type, body)
+            return self.pool.submit(stream, images, admit=token.check_quota)
 
         async with self._in_time():
             decoding = self._decoders.submit(submit)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ttapca.errors import (
     DamagedStreamError,
@@ -16,6 +17,8 @@ from ttapca.serving.limits import PoolLimits
 from ttapca.serving.stream_record import StreamRecord, check_name, read_record
 from ttapca.serving.stream_store import StreamStore
 
+# Is called with the names of all streams before a new one begins; an error refuses it.
+Admission: TypeAlias = Callable[[Collection[str]], None]
 EVICTED = 0.1  # share of the streams in memory that is evicted at once
 LOOKED_AT = 20  # streams on disk that are read before a store is taken for one of another kind
 
@@ -87,8 +90,11 @@ class StreamCache:
                 return sorted(self._known)
             return sorted(self._shifted if shifted else self._known - self._shifted)
 
-    def reserve(self, name: str) -> Reservation:
-        """Make a stream known, or raise `TooManyStreamsError`; call `put` or `release` then."""
+    def reserve(self, name: str, admit: Admission | None = None) -> Reservation:
+        """Make a stream known, or raise `TooManyStreamsError`; call `put` or `release` then.
+
+        `admit` may refuse a new stream by an error of its own.
+        """
         most = self._limits.max_streams
         if self._store is None:
             most = min(most, self._limits.max_resident)
@@ -104,6 +110,8 @@ class StreamCache:
                     f"`{name}` would be one more. Drop some that are over, or keep them in a "
                     "`StreamStore`."
                 )
+            if name not in self._known and admit is not None:
+                admit(self._known)
             reservation = Reservation(name)
             if name in self._reservations or name not in self._known:
                 self._reservations.setdefault(name, set()).add(reservation)

@@ -70,8 +70,8 @@ async def predict(request: Request, stream: StreamName, full: Full = False) -> R
     """
     service, token, name = _named(request, stream, "predict")
     kind = request.headers.get("content-type", "")
-    async with service.body(request) as body, service.quotas.beginning(token, name):
-        answer = await service.answer(name, kind, body)
+    async with service.body(request) as body:
+        answer = await service.answer(token, name, kind, body)
     request.state.record.images = len(answer.logits)
     facts = partial(api.answer_facts, answer, token, service.facts.classes)
     if not full:
@@ -127,10 +127,11 @@ async def look(request: Request, name: Name) -> Response:
 async def switch(request: Request, name: Name) -> Response:
     """Switch a stream off, to shadow or on; a new one begins in that mode."""
     service, token, full = _named(request, name, "control")
-    async with service.body(request) as body, service.quotas.beginning(token, full):
+    async with service.body(request) as body:
         change = parse_json(body, "The body", _bad_body)
         conform(change, CHANGE, "The body", _bad_body)
-        return await _told(service, token, partial(service.pool.set_mode, full, change["mode"]))
+    work = partial(service.pool.set_mode, full, change["mode"], admit=token.check_quota)
+    return await _told(service, token, work)
 
 
 @router.delete(STREAM, status_code=204, responses=refusals(404))
@@ -184,8 +185,9 @@ async def read_state(request: Request, name: Name) -> Response:
 async def load_state(request: Request, name: Name) -> Response:
     """Load a stream that was read before, here or elsewhere, with this network and filter."""
     service, token, full = _named(request, name, "control")
-    async with service.body(request) as body, service.quotas.beginning(token, full):
-        return await _told(service, token, partial(service.pool.restore, full, body))
+    async with service.body(request) as body:
+        work = partial(service.pool.restore, full, body, admit=token.check_quota)
+        return await _told(service, token, work)
 
 
 @router.get(f"{STREAM}/pictures", response_model=api.Pictures, responses=refusals(404))

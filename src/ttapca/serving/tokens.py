@@ -14,13 +14,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ttapca._checks import ListOf, Maybe, Number, OneOf, Record, Such, Text, Whole, conform
-from ttapca.errors import OptionError
+from ttapca.errors import OptionError, TooManyStreamsError
 from ttapca.serving.stream_record import LONGEST_NAME, check_name
 from ttapca.support.parsing import parse_toml, read_bounded
 
@@ -83,6 +83,15 @@ class Token:
         """Return the name in the pool of the holder's stream, or raise `StreamNameError`."""
         check_name(stream, LONGEST_NAME - len(self.prefix))
         return self.prefix + stream
+
+    def check_quota(self, streams: Collection[str]) -> None:
+        """Raise `TooManyStreamsError` if the token has as many of these streams as it may."""
+        most = self.max_streams
+        if most is not None and sum(map(self.owns, streams)) >= most:
+            raise TooManyStreamsError(
+                f"The token `{self.name}` may have {most:,} streams, and has as many. Delete one, "
+                "or use one that is there."
+            )
 
     def own_name(self, stream: str) -> str:
         """Return the holder's name of one of its streams in the pool."""
