@@ -245,46 +245,6 @@ def test_a_fault_of_the_service_tells_nothing(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_client_that_goes_away(serving: Serving) -> None:
-    """The server says so in the middle of a body; nobody is left to read the answer."""
-    client = serving()
-    app = create_app(client.service)
-    sent: list[Any] = []
-
-    async def play() -> None:
-        messages = [
-            {"type": "http.request", "body": b"x", "more_body": True},
-            {"type": "http.disconnect"},
-        ]
-
-        async def receive() -> Any:
-            return messages.pop(0)
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": "POST",
-            "path": "/v1/predict",
-            "raw_path": b"/v1/predict",
-            "query_string": b"stream=a",
-            "root_path": "",
-            "scheme": "http",
-            "headers": [(b"content-length", b"9"), (b"content-type", NPY.encode())],
-            "server": ("localhost", 80),
-            "client": ("127.0.0.1", 1),
-        }
-        await app(scope, receive, send)
-
-    asyncio.run(play())
-    assert sent[0]["status"] == 400
-    assert client.service._held == client.service.running == 0
-    assert client.service.pool.names() == []
-
-
 def test_a_server_may_announce_its_start_and_end(serving: Serving) -> None:
     """Some ASGI servers do; the application has nothing to do then."""
     messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]

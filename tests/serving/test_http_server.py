@@ -146,6 +146,18 @@ def test_a_request_that_runs_is_not_taken_for_a_slow_head(
         assert answered(connection)[0] == 200
 
 
+def test_a_client_that_goes_away_leaves_nothing(running: Callable[..., Running]) -> None:
+    server = running()
+    service = server.server.service
+    with server.connect() as connection:
+        connection.sendall(head(len(DIGITS)) + DIGITS[:50])
+        until(lambda: service.running)
+    until(lambda: not service.running)
+    assert service._held == 0
+    assert service.pool.names() == []
+    assert b'ttapca_refused_total{code="disconnected"} 1.0' in service.metrics.text()
+
+
 def healthy(connection: socket.socket) -> bool:
     """Ask on a connection whether the service runs; False if it was closed."""
     try:

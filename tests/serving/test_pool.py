@@ -76,21 +76,16 @@ def test_a_request_that_was_given_up_begins_no_stream(pool: StreamPool) -> None:
     assert pool.names() == ["kept"]
 
 
-def spoilt(number: int, turn: int) -> Tensor:
-    """Images of a camera whose condition changes, three at most: nothing, noise, single pixels."""
-    images = pictures(1 + (number + turn) % 3, 50 * number + turn)
-    generator = torch.Generator().manual_seed(1000 * number + turn)
-    condition = (number + turn // 20) % 3
-    if condition == 1:
-        return images + 0.3 * torch.randn(images.shape, generator=generator)
-    hit = torch.rand(images.shape, generator=generator) < 0.1
-    return images.where(~hit, 3.0) if condition == 2 else images
-
-
 def test_threads_get_what_each_stream_would_get_alone(
     network: nn.Module, fitted: ttapca.FittedFilter
 ) -> None:
-    batches = {f"camera-{n}": [spoilt(n, turn) for turn in range(60)] for n in range(4)}
+    batches = {
+        f"camera-{n}": [
+            pictures(1 + (n + turn) % 3, 50 * n + turn, noise=0.3 * (turn // 20 == 1))
+            for turn in range(60)
+        ]
+        for n in range(4)
+    }
     expected = {}
     with ttapca.adapt(network, "wiener", filter=fitted, forgetting="online") as adapted:
         for name, images in batches.items():
