@@ -57,7 +57,7 @@ def test_a_request_that_finds_no_room_begins_no_stream(
     network: nn.Module, fitted: ttapca.FittedFilter
 ) -> None:
     with StreamPool(network, fitted, limits=PoolLimits(max_queue=2)) as pool:
-        with pool._lock:  # no pass begins before all have asked
+        with pool._news:  # no pass begins before all have asked
             alone = pool.submit("large", pictures(3, seed=0))
             with pytest.raises(PoolFullError, match=r"At most 2 images may wait.* 3 do already"):
                 pool.submit("new", pictures(1, seed=0))
@@ -67,7 +67,7 @@ def test_a_request_that_finds_no_room_begins_no_stream(
 
 def test_a_request_that_was_given_up_begins_no_stream(pool: StreamPool) -> None:
     one = pictures(1, seed=0)
-    with pool._lock:  # no pass begins before all have asked
+    with pool._news:  # no pass begins before all have asked
         given_up = [pool.submit(name, one) for name in ("gone", "gone", "kept")]
         kept = pool.submit("kept", one)
         for each in given_up:
@@ -126,7 +126,7 @@ def test_requests_of_a_stream_are_answered_in_order_and_streams_are_gathered(
 
     seen = Seen()
     with StreamPool(network, fitted, observer=seen) as pool:
-        with pool._lock:  # no pass begins before all have asked
+        with pool._news:  # no pass begins before all have asked
             asked = [pool.submit("a", pictures(1 + n, n)) for n in range(4)]
             asked += [pool.submit(name, pictures(2, 9)) for name in "bcd"]
         for each in asked:
@@ -447,7 +447,7 @@ def test_limits(network: nn.Module, fitted: ttapca.FittedFilter) -> None:
         pool.predict("b", pictures(1, 0))
         with pytest.raises(TooManyStreamsError, match="at most 2 streams"):
             pool.predict("c", pictures(1, 0))
-        with pool._lock:
+        with pool._news:
             waiting = [pool.submit("a", pictures(2, n)) for n in range(2)]
             with pytest.raises(PoolFullError, match="4 do already"):
                 pool.submit("a", pictures(2, 3))
@@ -492,7 +492,7 @@ def test_a_pass_that_fails_hurts_only_the_culprit(
         with pytest.raises(RuntimeError, match="too bright"):
             pool.predict("new", torch.full((1, *SHAPE), 6.0))
         assert pool.names() == ["bad", "good"]
-        with pool._lock:
+        with pool._news:
             good = pool.submit("good", pictures(1, 5))
             bad = pool.submit("bad", torch.full((1, *SHAPE), 6.0))
         assert good.result(60).logits.shape == (1, 5)
@@ -544,7 +544,7 @@ def test_a_closed_pool_answers_what_waits_and_leaves_the_model_as_it_was(
     images = pictures(4, 3, noise=0.3)
     plain = network(images)
     pool = StreamPool(network, fitted)
-    with pool._lock:
+    with pool._news:
         waiting = [pool.submit(f"s{n}", images) for n in range(5)]
         threading.Thread(target=pool.close).start()
     assert all(each.result(60).logits.shape == (4, 5) for each in waiting)

@@ -140,7 +140,7 @@ def assert_same_health(found: ttapca.Health, expected: ttapca.Health) -> None:
 
 def asked_together(pool: StreamPool, turn: dict[str, Tensor]) -> dict[str, Tensor]:
     """Ask for several streams at once, so that they share a pass."""
-    with pool._lock:  # nothing is gathered before all have asked
+    with pool._news:  # nothing is gathered before all have asked
         asked = {name: pool.submit(name, batch) for name, batch in turn.items()}
     return {name: each.result(60).logits for name, each in asked.items()}
 
@@ -402,7 +402,7 @@ def test_whatever_comes_together(
     found = []
     with StreamPool(model, fitted, input_shape=clean.shape[1:]) as pool:
         for first in range(0, len(batches), together):
-            with pool._lock:  # nothing is gathered before all have asked
+            with pool._news:  # nothing is gathered before all have asked
                 asked = [pool.submit(*each) for each in batches[first : first + together]]
             found += [each.result(60).logits for each in asked]
     assert_same(found, expected)

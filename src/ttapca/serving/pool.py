@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 import warnings
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -40,7 +40,7 @@ from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.wiener import Wiener
 from ttapca.networks.evaluation import EvaluatedKind
 from ttapca.serving.answers import Answer, Mode, PoolObserver, StreamGlance, StreamStatus
-from ttapca.serving.batched_network import BatchedNetwork, FilteredImage, Pixels, StreamPrediction
+from ttapca.serving.batched_network import BatchedNetwork, Pixels, StreamPrediction
 from ttapca.serving.limits import PoolLimits
 from ttapca.serving.request_queue import Request, RequestQueue
 from ttapca.serving.stream_cache import Admission, StreamCache
@@ -50,7 +50,6 @@ from ttapca.spectral.constants import CONSTANTS
 from ttapca.support.outputs import FindLogits
 
 LOGGER = logging.getLogger("ttapca.serving")
-PICTURES = 32  # streams whose last image is kept to be shown
 Found = TypeVar("Found")
 
 
@@ -119,8 +118,7 @@ class StreamPool:
         self._observer = observer or PoolObserver()
         method = Wiener(filter, states=states, outliers=outliers, order=order)
         self._network = BatchedNetwork(model, method, logits=logits, outputs=outputs)
-        self._lock = threading.RLock()
-        self._news = threading.Condition(self._lock)
+        self._news = threading.Condition()
         self._queue = RequestQueue(self.limits, self._news)
         self._controls: deque[Callable[[], None]] = deque()
         new_record = functools.partial(self._network.new_record, mode)
@@ -129,7 +127,6 @@ class StreamPool:
         except BaseException:
             self._network.detach()
             raise
-        self._images: OrderedDict[str, FilteredImage] = OrderedDict()
         self._unsaved = False  # whether the last attempt to save has failed
         self._worker = threading.Thread(target=self._work, name="ttapca pool", daemon=True)
         self._worker.start()
@@ -266,23 +263,15 @@ class StreamPool:
 
     def drop(self, stream: str) -> None:
         """Forget a stream, also on disk; raises as `status`."""
-
-        def forget() -> None:
-            self._streams.drop(stream)
-            with self._lock:
-                self._images.pop(stream, None)
-
         check_name(stream)
-        self._between_passes(forget)
+        self._between_passes(lambda: self._streams.drop(stream))
 
     def pictures(self, stream: str) -> tuple[Pixels, Pixels] | None:
         """Return the last image of a stream before and after the filter, uint8, (height, width, 3).
 
         None if it is not kept, or is no picture.
         """
-        self._streams.check_known(stream)
-        with self._lock:
-            last = self._images.get(stream)
+        last = self._streams.last_image(stream)
         return None if last is None else last.pictures()
 
     def _change(
@@ -411,13 +400,7 @@ class StreamPool:
     def _finish(self, request: Request, prediction: StreamPrediction) -> None:
         """Keep the record of a stream after a pass, and answer its request."""
         name, record = request.stream, prediction.record
-        kept = self._streams.put(name, record)
-        if kept and prediction.first is not None:
-            with self._lock:
-                self._images[name] = prediction.first
-                self._images.move_to_end(name)
-                if len(self._images) > PICTURES:
-                    self._images.popitem(last=False)
+        self._streams.put(name, record, prediction.first)
         answer = Answer(
             logits=prediction.logits,
             outputs=self._network.outputs,

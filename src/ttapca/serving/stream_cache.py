@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -13,6 +14,7 @@ from ttapca.errors import (
     TooManyStreamsError,
     UnknownStreamError,
 )
+from ttapca.serving.batched_network import FilteredImage
 from ttapca.serving.limits import PoolLimits
 from ttapca.serving.stream_record import StreamRecord, check_name, read_record
 from ttapca.serving.stream_store import StreamStore
@@ -20,6 +22,7 @@ from ttapca.serving.stream_store import StreamStore
 # Is called with the names of all streams before a new one begins; an error refuses it.
 Admission: TypeAlias = Callable[[Collection[str]], None]
 EVICTED = 0.1  # share of the streams in memory that is evicted at once
+IMAGES = 32  # streams whose last image is kept to be shown
 LOOKED_AT = 20  # streams on disk that are read before a store is taken for one of another kind
 
 
@@ -55,6 +58,7 @@ class StreamCache:
         self._sizes: dict[str, int] = {}  # of the records in memory, in bytes
         self._memory = 0  # their sum
         self._changed: set[str] = set()  # since they were written to the store
+        self._images: OrderedDict[str, FilteredImage] = OrderedDict()  # the last used is the last
         # Of streams without a record: they are known as long as one of their reservations is.
         self._reservations: dict[str, set[Reservation]] = {}
         self._known = set(() if store is None else store.names())
@@ -168,11 +172,11 @@ class StreamCache:
         """Return the record of a stream that is known, as a safetensors file."""
         return self.known(name).to_bytes(self._kind)
 
-    def put(self, name: str, record: StreamRecord) -> bool:
-        """Replace the record of a stream; return False if the stream was dropped meanwhile."""
+    def put(self, name: str, record: StreamRecord, image: FilteredImage | None = None) -> None:
+        """Replace record and last image of a stream, unless it was dropped meanwhile."""
         with self._lock:
             if name not in self._known:
-                return False
+                return
             self._evict(name)
             self._records[name] = record  # as the last one
             self._sizes[name] = record.state.nbytes
@@ -180,7 +184,17 @@ class StreamCache:
             self._changed.add(name)
             (self._shifted.add if record.shifted else self._shifted.discard)(name)
             self._reservations.pop(name, None)
-            return True
+            if image is not None:
+                self._images[name] = image
+                self._images.move_to_end(name)
+                if len(self._images) > IMAGES:
+                    self._images.popitem(last=False)
+
+    def last_image(self, name: str) -> FilteredImage | None:
+        """Return the last image of a stream that is known, if it is kept."""
+        with self._lock:
+            self.check_known(name)
+            return self._images.get(name)
 
     def _evict(self, name: str) -> None:
         """Remove a record from memory, if it is there."""
@@ -200,6 +214,7 @@ class StreamCache:
             for names in (self._changed, self._known, self._shifted):
                 names.discard(name)
             self._reservations.pop(name, None)
+            self._images.pop(name, None)
 
     def make_room(self, coming: int, save: Callable[[], None]) -> None:
         """Evict the streams that were not used for longest, if there would be too many.
