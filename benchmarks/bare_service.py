@@ -1,8 +1,8 @@
-"""A network behind the same HTTP as `ttapca serve`, without streams: what that is measured by.
+"""A network behind the same HTTP as `ttapca serve`, without streams: the yardstick for it.
 
-The same server (uvicorn, h11), the same middleware (ids, log, limits, measurements), the same decoding
-in the same threads, and images of all requests batched into one pass in the same way. What is
-left out is all that ttapca adds: filter, states, alarm, pictures to look at, and the health of the
+The same server (uvicorn, h11), the same middleware (ids, log, limits, measurements), the same
+decoding in the same threads, and images of all requests batched into one pass in the same way. Left
+out is all that ttapca adds: filter, states, alarm, pictures to look at, and the health of the
 stream in the answer.
 """
 
@@ -20,10 +20,10 @@ from starlette.responses import Response
 from torch import Tensor, nn
 
 from ttapca.serving import PoolLimits, StreamPool
-from ttapca.serving.decoding import JSON
-from ttapca.serving.middleware import ServiceMiddleware
-from ttapca.serving.http_server import DrainingServer
 from ttapca.serving.api_models import json_bytes, predicted
+from ttapca.serving.decoding import JSON
+from ttapca.serving.http_server import DrainingServer
+from ttapca.serving.middleware import ServiceMiddleware
 from ttapca.serving.service import Service, ServiceFacts
 
 

@@ -45,7 +45,7 @@ def json_bytes(content: object) -> bytes:
 
 
 def status_facts(status: StreamStatus, token: Token) -> dict[str, Any]:
-    """Return `StreamFacts`, with the name that the holder of a token knows the stream by."""
+    """Return a `StreamStatus`, with the name that the holder of a token knows the stream by."""
     facts = status.to_dict()
     facts["health"]["stream"] = token.own_name(status.health.stream)
     return facts
