@@ -73,8 +73,11 @@ def test_every_save_is_synced_to_the_disk(store: StreamStore) -> None:
 class Broken:
     """Stands for a connection to a file that can neither be read nor written."""
 
-    def cursor(self) -> Any:
+    def __enter__(self) -> Any:
         raise sqlite3.OperationalError("disk I/O error")
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def test_a_disk_that_cannot_be_read_or_written_is_a_storage_error(

@@ -10,8 +10,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -65,7 +65,7 @@ class StreamStore:
             ) from error
 
     def _opened(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
+        connection = sqlite3.connect(self.path, check_same_thread=False)
         try:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two servers would lose states
             connection.execute("PRAGMA journal_mode = WAL")
@@ -86,19 +86,23 @@ class StreamStore:
 
     def names(self) -> list[str]:
         """Return the names of all streams, sorted."""
-        with self._cursor() as cursor:
-            return [name for (name,) in cursor.execute("SELECT name FROM streams ORDER BY name")]
+        with self._transaction() as connection:
+            return [
+                name for (name,) in connection.execute("SELECT name FROM streams ORDER BY name")
+            ]
 
     def shifted(self) -> list[str]:
         """Return the names of the streams that were written as shifted, sorted."""
-        with self._cursor() as cursor:
-            return [name for (name,) in cursor.execute("SELECT name FROM shifted ORDER BY name")]
+        with self._transaction() as connection:
+            return [
+                name for (name,) in connection.execute("SELECT name FROM shifted ORDER BY name")
+            ]
 
     def read(self, name: str) -> bytes | None:
         """Return the state of a stream; None if there is none."""
-        with self._cursor() as cursor:
-            cursor.execute("SELECT state FROM streams WHERE name = ?", (name,))
-            row = cursor.fetchone()
+        with self._transaction() as connection:
+            found = connection.execute("SELECT state FROM streams WHERE name = ?", (name,))
+            row = found.fetchone()
         return None if row is None else bytes(row[0])
 
     def write(self, states: Mapping[str, bytes], shifted: Collection[str] = ()) -> None:
@@ -110,38 +114,24 @@ class StreamStore:
         """
         now = time.time()
         rows = [(name, state, now) for name, state in states.items()]
-        self._change(
-            ("INSERT OR REPLACE INTO streams VALUES (?, ?, ?)", rows),
-            ("DELETE FROM shifted WHERE name = ?", [(name,) for name in states]),
-            ("INSERT INTO shifted VALUES (?)", [(name,) for name in shifted]),
-        )
+        with self._transaction() as connection:
+            connection.executemany("INSERT OR REPLACE INTO streams VALUES (?, ?, ?)", rows)
+            connection.executemany("DELETE FROM shifted WHERE name = ?", _rows(states))
+            connection.executemany("INSERT INTO shifted VALUES (?)", _rows(shifted))
 
     def drop(self, names: Iterable[str]) -> None:
-        """Forget some streams."""
-        rows = [(name,) for name in names]
-        self._change(
-            ("DELETE FROM streams WHERE name = ?", rows),
-            ("DELETE FROM shifted WHERE name = ?", rows),
-        )
-
-    def _change(self, *changes: tuple[str, Sequence[tuple[object, ...]]]) -> None:
-        with self._cursor() as cursor:
-            try:
-                cursor.execute("BEGIN IMMEDIATE")
-                for statement, rows in changes:
-                    cursor.executemany(statement, rows)
-                cursor.execute("COMMIT")
-            except sqlite3.Error:
-                if self._connection.in_transaction:
-                    cursor.execute("ROLLBACK")
-                raise
+        """Forget some streams, all of them or none."""
+        rows = _rows(names)
+        with self._transaction() as connection:
+            connection.executemany("DELETE FROM streams WHERE name = ?", rows)
+            connection.executemany("DELETE FROM shifted WHERE name = ?", rows)
 
     @contextmanager
-    def _cursor(self) -> Iterator[sqlite3.Cursor]:
-        """Yield a cursor that one thread at a time has; an error of SQLite is a `StorageError`."""
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield the connection to one thread at a time; an error of SQLite is a `StorageError`."""
         try:
-            with self._lock, closing(self._connection.cursor()) as cursor:
-                yield cursor
+            with self._lock, self._connection:
+                yield self._connection
         except sqlite3.Error as error:
             raise StorageError(
                 f"Streams in {self.path} cannot be read or written: {error}. Check that the disk "
@@ -160,3 +150,7 @@ class StreamStore:
     def __exit__(self, *exception: object) -> None:
         """Close the file."""
         self.close()
+
+
+def _rows(names: Iterable[str]) -> list[tuple[str]]:
+    return [(name,) for name in names]
