@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +49,22 @@ def fitted(network: nn.Module) -> ttapca.FittedFilter:
     return ttapca.fit(network, "0", pictures(1000, seed=1))  # enough to tell conditions apart
 
 
+Open = Callable[..., StreamPool]
+
+
 @pytest.fixture
-def pool(network: nn.Module, fitted: ttapca.FittedFilter):
-    with StreamPool(network, fitted) as made:
+def open_pool(network: nn.Module, fitted: ttapca.FittedFilter) -> Open:
+    return functools.partial(StreamPool, network, fitted)
+
+
+@pytest.fixture
+def pool(open_pool: Open):
+    with open_pool() as made:
         yield made
 
 
-def test_a_request_that_finds_no_room_begins_no_stream(
-    network: nn.Module, fitted: ttapca.FittedFilter
-) -> None:
-    with StreamPool(network, fitted, limits=PoolLimits(max_queue=2)) as pool:
+def test_a_request_that_finds_no_room_begins_no_stream(open_pool: Open) -> None:
+    with open_pool(limits=PoolLimits(max_queue=2)) as pool:
         with pool._news:  # no pass begins before all have asked
             alone = pool.submit("large", pictures(3, seed=0))
             with pytest.raises(PoolFullError, match=r"At most 2 images may wait.* 3 do already"):
@@ -77,7 +85,7 @@ def test_a_request_that_was_given_up_begins_no_stream(pool: StreamPool) -> None:
 
 
 def test_threads_get_what_each_stream_would_get_alone(
-    network: nn.Module, fitted: ttapca.FittedFilter
+    open_pool: Open, network: nn.Module, fitted: ttapca.FittedFilter
 ) -> None:
     batches = {
         f"camera-{n}": [
@@ -95,7 +103,7 @@ def test_threads_get_what_each_stream_would_get_alone(
     def ask(name: str) -> None:
         found[name] = [pool.predict(name, each).logits for each in batches[name]]
 
-    with StreamPool(network, fitted) as pool:
+    with open_pool() as pool:
         threads = [threading.Thread(target=ask, args=(name,)) for name in batches]
         for thread in threads:
             thread.start()
@@ -108,7 +116,7 @@ def test_threads_get_what_each_stream_would_get_alone(
 
 
 def test_requests_of_a_stream_are_answered_in_order_and_streams_are_gathered(
-    network: nn.Module, fitted: ttapca.FittedFilter
+    open_pool: Open,
 ) -> None:
     class Seen(PoolObserver):
         def __init__(self) -> None:
@@ -125,7 +133,7 @@ def test_requests_of_a_stream_are_answered_in_order_and_streams_are_gathered(
                 self.order.append(len(answer.logits))
 
     seen = Seen()
-    with StreamPool(network, fitted, observer=seen) as pool:
+    with open_pool(observer=seen) as pool:
         with pool._news:  # no pass begins before all have asked
             asked = [pool.submit("a", pictures(1 + n, n)) for n in range(4)]
             asked += [pool.submit(name, pictures(2, 9)) for name in "bcd"]
@@ -135,9 +143,7 @@ def test_requests_of_a_stream_are_answered_in_order_and_streams_are_gathered(
     assert seen.passes == [(7, 4), (2, 1), (3, 1), (4, 1)]
 
 
-def test_who_has_an_answer_finds_it_counted(
-    network: nn.Module, fitted: ttapca.FittedFilter
-) -> None:
+def test_who_has_an_answer_finds_it_counted(open_pool: Open) -> None:
     class Slow(PoolObserver):
         counted = 0
 
@@ -146,7 +152,7 @@ def test_who_has_an_answer_finds_it_counted(
             self.counted += 1
 
     seen = Slow()
-    with StreamPool(network, fitted, observer=seen) as pool:
+    with open_pool(observer=seen) as pool:
         for turn in range(1, 4):
             pool.predict("a", pictures(1, turn), timeout=60)
             assert seen.counted == turn
@@ -206,16 +212,14 @@ def test_the_alarm_tells_when_a_shift_began_and_ended(pool: StreamPool) -> None:
     assert told["health"]["shifted"]
 
 
-def test_states_survive_in_a_store_bit_for_bit(
-    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path
-) -> None:
+def test_states_survive_in_a_store_bit_for_bit(open_pool: Open, tmp_path: Path) -> None:
     path = tmp_path / "streams.sqlite"
-    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+    with StreamStore(path) as store, open_pool(store=store) as pool:
         for turn in range(5):
             pool.predict("a", pictures(3, turn, noise=0.2))
         pool.set_mode("b", "shadow")
         saved = pool.dump("a")
-    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+    with StreamStore(path) as store, open_pool(store=store) as pool:
         assert pool.names() == ["a", "b"]
         assert pool.resident == 0
         assert pool.dump("a") == saved
@@ -226,10 +230,10 @@ def test_states_survive_in_a_store_bit_for_bit(
 
 
 def test_streams_with_an_alarm_are_known_without_reading_all_states(
-    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path
+    open_pool: Open, tmp_path: Path
 ) -> None:
     path = tmp_path / "streams.sqlite"
-    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+    with StreamStore(path) as store, open_pool(store=store) as pool:
         for turn in range(8):
             pool.predict("noisy", pictures(60, turn, noise=0.5))
             pool.predict("gone", pictures(60, turn, noise=0.5))
@@ -237,7 +241,7 @@ def test_streams_with_an_alarm_are_known_without_reading_all_states(
         assert pool.names(shifted=True) == ["gone", "noisy"]
         pool.save()
         pool.drop("gone")
-    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+    with StreamStore(path) as store, open_pool(store=store) as pool:
         assert store.shifted() == pool.names(shifted=True) == ["noisy"]
         assert pool.names(shifted=False) == ["clean"]
         assert pool.resident == 0
@@ -332,10 +336,10 @@ def test_an_alarm_that_no_stream_can_have_is_refused(
 
 
 def test_a_store_of_another_filter_is_refused_at_once(
-    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path
+    open_pool: Open, network: nn.Module, tmp_path: Path
 ) -> None:
     path = tmp_path / "streams.sqlite"
-    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+    with StreamStore(path) as store, open_pool(store=store) as pool:
         pool.predict("a", pictures(3, seed=0))
     other = ttapca.fit(network, "0", pictures(300, seed=2))
     with StreamStore(path) as store, left_untouched(network, pictures(2, seed=0)):
@@ -348,11 +352,11 @@ def test_a_store_of_another_filter_is_refused_at_once(
 
 @pytest.mark.parametrize("limits", [PoolLimits(max_resident=8), PoolLimits(max_memory=10_000)])
 def test_many_streams_go_to_disk_and_come_back_as_they_were(
-    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path, limits: PoolLimits
+    open_pool: Open, tmp_path: Path, limits: PoolLimits
 ) -> None:
     with (
         StreamStore(tmp_path / "s.sqlite") as store,
-        StreamPool(network, fitted, store=store, limits=limits) as pool,
+        open_pool(store=store, limits=limits) as pool,
     ):
         dumps = {}
         for number in range(40):
@@ -440,9 +444,9 @@ def test_unknown_streams_and_modes(pool: StreamPool) -> None:
     assert pool.names() == []
 
 
-def test_limits(network: nn.Module, fitted: ttapca.FittedFilter) -> None:
+def test_limits(open_pool: Open) -> None:
     limits = PoolLimits(max_streams=2, max_queue=5)
-    with StreamPool(network, fitted, limits=limits) as pool:
+    with open_pool(limits=limits) as pool:
         pool.predict("a", pictures(1, 0))
         pool.predict("b", pictures(1, 0))
         with pytest.raises(TooManyStreamsError, match="at most 2 streams"):
@@ -452,7 +456,7 @@ def test_limits(network: nn.Module, fitted: ttapca.FittedFilter) -> None:
             with pytest.raises(PoolFullError, match="4 do already"):
                 pool.submit("a", pictures(2, 3))
         assert [len(each.result(60).logits) for each in waiting] == [2, 2]
-    with StreamPool(network, fitted, limits=PoolLimits(max_memory=1)) as pool:
+    with open_pool(limits=PoolLimits(max_memory=1)) as pool:
         pool.predict("a", pictures(1, 0))
         with pytest.raises(TooManyStreamsError, match="may take 1 bytes"):
             pool.predict("b", pictures(1, 0))
@@ -503,14 +507,14 @@ def test_a_pass_that_fails_hurts_only_the_culprit(
 
 
 def test_a_disk_that_cannot_be_written_stops_no_answer(
-    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_pool: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise StorageError("no space")
 
     limits = PoolLimits(max_resident=4)
     with StreamStore(tmp_path / "s.sqlite") as store:
-        pool = StreamPool(network, fitted, store=store, limits=limits)
+        pool = open_pool(store=store, limits=limits)
         with monkeypatch.context() as patch:
             patch.setattr(store, "write", full)
             for number in range(10):
@@ -525,25 +529,23 @@ def test_a_disk_that_cannot_be_written_stops_no_answer(
 
 
 @pytest.mark.parametrize("warned", ["ignore", "error"])
-def test_an_observer_that_raises_stops_no_answer(
-    warned: Any, network: nn.Module, fitted: ttapca.FittedFilter
-) -> None:
+def test_an_observer_that_raises_stops_no_answer(open_pool: Open, warned: Any) -> None:
     class Broken(PoolObserver):
         def passed(self, images: int, streams: int, seconds: float) -> None:
             raise RuntimeError("broken")
 
-    with StreamPool(network, fitted, observer=Broken()) as pool, warnings.catch_warnings():
+    with open_pool(observer=Broken()) as pool, warnings.catch_warnings():
         warnings.simplefilter(warned, CallbackWarning)
         for turn in range(3):
             assert pool.predict("a", pictures(1, turn), timeout=60).logits.shape == (1, 5)
 
 
 def test_a_closed_pool_answers_what_waits_and_leaves_the_model_as_it_was(
-    network: nn.Module, fitted: ttapca.FittedFilter
+    open_pool: Open, network: nn.Module
 ) -> None:
     images = pictures(4, 3, noise=0.3)
     plain = network(images)
-    pool = StreamPool(network, fitted)
+    pool = open_pool()
     with pool._news:
         waiting = [pool.submit(f"s{n}", images) for n in range(5)]
         threading.Thread(target=pool.close).start()
