@@ -95,13 +95,8 @@ COPIES: dict[Mode, tuple[Copy, ...]] = {
 class BatchedNetwork:
     """A network that adapts to many streams by `wiener`; one thread at a time may call it.
 
-    A stream gets the answers that `ttapca.adapt(model, method)` gives to it alone.
-
-    Args:
-        model: Returns logits for a batch of images.
-        method: With its filter.
-        logits: Finds the logits in the output of the model, if that is more than one tensor.
-        outputs: Their meaning; by default one logit is `binary`, and more are `multiclass`.
+    A stream gets the answers that `ttapca.adapt(model, method)` gives to it alone. See `StreamPool`
+    for the options.
     """
 
     def __init__(

@@ -45,23 +45,16 @@ logging.getLogger(FormParser.__module__).addHandler(logging.NullHandler())
 class ImageDecoder:
     """Turns bodies of requests into images of one network.
 
-    Attributes:
-        shape: Of one image as the network takes it, such as (channels, height, width).
-        limits: Of requests.
-        size: How pictures are brought to the network's size; by default they are resized with their
-            proportions kept, and as little as possible is cut off.
-
-    Raises:
-        OptionError: `size` is not the network's, or the network takes no pictures.
-
     Example:
         >>> body = b'{"images": [[[[0, 128], [255, 0]]]], "scale": 255}'
         >>> ImageDecoder((1, 2, 2)).images("application/json", body).shape
         torch.Size([1, 1, 2, 2])
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one image as the network takes it: (channels, height, width)
     limits: RequestLimits = field(default_factory=RequestLimits)
+    # How pictures get the network's size; by default they are resized with their proportions kept,
+    # and as little as possible is cut off.
     size: PictureSize | None = None
 
     def __post_init__(self) -> None:
@@ -75,13 +68,7 @@ class ImageDecoder:
             )
 
     def images(self, content_type: str, body: bytes) -> Tensor:
-        """Return the images of a request, float32 in [0, 1], (images, channels, height, width).
-
-        Raises:
-            HttpError: The content has another type, or is too large.
-            DataFormatError: The body cannot be read, or its numbers cannot be images.
-            ShapeError: The images have another shape than the network takes.
-        """
+        """Return the images of a request, float32 in [0, 1], (images, channels, height, width)."""
         kind = content_type.partition(";")[0].strip().lower()
         if kind == FORM:
             return self._pictures(files_of_form(body, content_type, self.limits.max_images))
@@ -216,16 +203,7 @@ def _reading_picture(number: int) -> AbstractContextManager[None]:
 
 
 def files_of_form(body: bytes, content_type: str, most: int) -> list[bytes]:
-    r"""Return the files of a form, in their order; `most` is how many there may be.
-
-    Raises:
-        DataFormatError: It is no form, has another field than `images`, or too many files.
-
-    Example:
-        >>> head = b'--x\r\nContent-Disposition: form-data; name="images"\r\n\r\n'
-        >>> files_of_form(head + b"PNG\r\n--x--", "multipart/form-data; boundary=x", 5)
-        [b'PNG']
-    """
+    """Return the files of a form, in their order, `most` at most; other fields are an error."""
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
     if not boundary:

@@ -165,27 +165,16 @@ class Tally:
 
 @dataclass
 class FedStream:
-    """The progress of one stream; its thread writes, other threads read.
-
-    Attributes:
-        plan: Its images.
-        current: Since the condition or the mode changed; None before the first condition.
-        totals: By condition and mode, over all rounds of the schedule.
-        health: Of the stream, in the last answer; empty before.
-        retries: How often a request had to be sent again.
-        late: Seconds that it has lost in all, if the server was slower than the images.
-        finished: Whether the schedule is over.
-        failure: Why it ended early.
-    """
+    """The progress of one stream; its thread writes, other threads read."""
 
     plan: StreamPlan
-    current: Tally | None = None
-    totals: dict[tuple[str, str], Tally] = field(default_factory=dict)
-    health: dict[str, Any] = field(default_factory=dict)
-    retries: int = 0
-    late: float = 0.0
+    current: Tally | None = None  # since the condition or the mode changed
+    totals: dict[tuple[str, str], Tally] = field(default_factory=dict)  # by condition and mode
+    health: dict[str, Any] = field(default_factory=dict)  # in the last answer
+    retries: int = 0  # requests that had to be sent again
+    late: float = 0.0  # seconds that it has lost, if the server was slower than the images
     finished: bool = False
-    failure: Exception | None = None
+    failure: Exception | None = None  # why it ended early
 
     @property
     def sent(self) -> int:

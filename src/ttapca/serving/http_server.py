@@ -152,10 +152,10 @@ def signals_put_back() -> Iterator[None]:
 
 
 def serve(service: Service, listening: socket.socket) -> int:
-    """Serve until a signal comes, answer running requests, and return the number of the signal.
+    """Serve until a signal comes, close the service, and return the number of the signal.
 
-    The service is closed; its pool is not. In the main thread, further signals do nothing until
-    the end of a block of `signals_put_back`: impatience must not lose streams.
+    In the main thread, further signals do nothing until the end of a block of `signals_put_back`:
+    impatience must not lose streams.
     """
     server = DrainingServer(service)
     if threading.current_thread() is threading.main_thread():

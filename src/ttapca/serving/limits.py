@@ -45,26 +45,17 @@ class PoolLimits:
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Limits of requests over HTTP.
+    """Limits of requests over HTTP."""
 
-    Attributes:
-        max_body: Bytes of a body; a larger one is refused before it is read.
-        max_held: Bytes of all bodies that are being read or decoded.
-        max_images: Images of a request.
-        max_pixels: Pixels of all pictures of a request together, counted from their headers before
-            any is decoded: a small file can hold a large picture.
-        max_running: Requests that are worked on at once.
-        body_seconds: How long a client may take to send its body.
-        answer_seconds: How long a request may wait for its answer.
-    """
-
-    max_body: int = 16 * MEGABYTE
-    max_held: int = 256 * MEGABYTE
+    max_body: int = 16 * MEGABYTE  # bytes; a larger body is refused before it is read
+    max_held: int = 256 * MEGABYTE  # bytes of all bodies that are being read or decoded
     max_images: int = 256
+    # Of all pictures of a request together, counted from their headers before any is decoded: a
+    # small file can hold a large picture.
     max_pixels: int = MAX_PIXELS
-    max_running: int = 256
-    body_seconds: float = 10.0
-    answer_seconds: float = 30.0
+    max_running: int = 256  # requests that are worked on at once
+    body_seconds: float = 10.0  # that a client may take to send its body
+    answer_seconds: float = 30.0  # that a request may wait for its answer
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -82,10 +73,6 @@ class RequestRate:
     """A token bucket: a rate of requests, of which one second's worth may come at once.
 
     It is used from the thread of the event loop only.
-
-    Args:
-        per_second: Requests a second.
-        clock: Seconds that only grow; for tests.
 
     Example:
         >>> rate = RequestRate(2, clock=lambda: 0.0)

@@ -120,11 +120,7 @@ class StreamSeries(Collector):
 class Metrics(PoolObserver):
     """All series of a service, in a registry of its own.
 
-    Pass it to the pool as `observer=` and to the service; then `watch` the pool.
-
-    Args:
-        model: Name of the network, for the series `ttapca_service_info`.
-        version: Of ttapca.
+    Pass it to the pool as `observer=` and to the service, which makes it `watch` the pool.
     """
 
     def __init__(self, model: str = "", version: str = "") -> None:

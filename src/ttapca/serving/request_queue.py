@@ -34,18 +34,12 @@ class Request:
 class RequestQueue:
     """Hands out requests in order, those of different streams together.
 
-    Args:
-        limits: How many images may wait, and how many fit into a pass.
-        news: Is notified of a new request. Callers of all methods hold its lock.
-
-    Attributes:
-        images: How many images wait.
-        closing: Whether no more requests come, so that none waits for others.
+    `news` is notified of a new request. Callers of all methods hold its lock.
     """
 
     def __init__(self, limits: PoolLimits, news: threading.Condition) -> None:
-        self.images = 0
-        self.closing = False
+        self.images = 0  # that wait
+        self.closing = False  # no more requests come, so that none waits for others
         self._limits, self._news = limits, news
         self._requests: deque[Request] = deque()
         self._lately = 1  # streams in a pass

@@ -44,23 +44,12 @@ def parse_address(url: str) -> SplitResult:
 
 @dataclass
 class ServerClient:
-    """Talks to one server, from one thread.
-
-    Args:
-        url: The server's address.
-        token: Sent with every request; None to send none.
-        patience: Seconds for which a request is tried again.
-        stopped: Set by another thread to give up waiting.
-        clock: Seconds that only grow; for tests.
-
-    Raises:
-        OptionError: The address is none, or no header can hold the token.
-    """
+    """Talks to one server, from one thread."""
 
     url: str
     token: str | None = field(default=None, repr=False)
-    patience: float = 10.0
-    stopped: threading.Event = field(default_factory=threading.Event)
+    patience: float = 10.0  # seconds for which a request is tried again
+    stopped: threading.Event = field(default_factory=threading.Event)  # ends waiting
     clock: Callable[[], float] = time.monotonic
     retries: int = field(default=0, init=False)
     _connection: http.client.HTTPConnection | None = field(default=None, init=False, repr=False)
@@ -87,11 +76,7 @@ class ServerClient:
         return self._ask("GET", "/v1/info")
 
     def predict(self, stream: str, images: NDArray[np.uint8]) -> dict[str, Any]:
-        """Send images of a stream, uint8 (n, height, width, channels), and return the answer.
-
-        Raises:
-            FeedError: The server cannot be reached, or refuses them.
-        """
+        """Send images of a stream, uint8 (n, height, width, channels), and return the answer."""
         body = io.BytesIO()
         np.save(body, images, allow_pickle=False)
         path = f"/v1/predict?stream={quote(stream, safe='')}"

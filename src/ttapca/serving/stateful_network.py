@@ -28,14 +28,9 @@ UNUSED = ("outliers", "latest", "implausible", "alarm", "conditions", "spectra.0
 
 
 class TracedBatch(StreamBatch):
-    """A batch with equally many images of all streams, whose states are tables with a row for each.
+    """A batch with `each` images of all streams, whose states are tables with a row for each.
 
-    Args:
-        empty: State of a new stream.
-        tables: States of the streams, by the names of `leaves`.
-        streams: How many there are.
-        each: How many images of each come.
-        memory: Of the streams, in images.
+    The tables have the names of `leaves`, and `empty` is the state of a new stream.
     """
 
     traced = True
@@ -121,21 +116,12 @@ class StatefulNetwork(nn.Module):
     """Predicts images of some streams, given the state of each stream.
 
     It adapts by `wiener` with one condition for each stream. A stream with an image that is not
-    finite keeps its state, and its shift.
-
-    Args:
-        model: Returns logits for a batch of images; in evaluation mode.
-        fitted: A filter of it, which is on the model until `detach` is called.
-        logits: Finds the logits in the output of the model, if that is more than one tensor.
+    finite keeps its state, and its shift. The filter is on the model until `detach` is called.
 
     Attributes:
         state: Shape of each part of a stream's state, by the names that files of streams have. A
             new stream has zeros. A single number has the shape (1,), since some runtimes, such as
             Triton, can begin no state without dimensions.
-
-    Raises:
-        OptionError: The filter has no energies.
-        AttachError: The filter does not fit the model.
 
     Example:
         >>> import ttapca
@@ -177,15 +163,12 @@ class StatefulNetwork(nn.Module):
         """Return logits, shifts and states.
 
         Args:
-            images: As many of each stream, shape (streams, images, *shape).
+            images: Equally many of each stream, shape (streams, images, *shape).
             state: The parts that `self.state` names, each of shape (streams, *shape).
 
         Returns:
             Logits, shape (streams, images, classes); how surely each stream has shifted, from 0 to
             1, shape (streams, 1); and the state to give with the next images.
-
-        Raises:
-            LayerOutputError: The model returns no logits, or does not call the filter's layer.
         """
         before = dict(zip(self.state, state, strict=True))
         tables = before | {name: before[name].squeeze(1) for name in self._numbers}

@@ -36,11 +36,7 @@ class Reservation:
 class StreamCache:
     """Records by the names of their streams; any thread may call it.
 
-    Args:
-        limits: How many streams there may be.
-        kind: Of the pool; files of another kind are refused.
-        new_record: Returns the record of a new stream.
-        store: Where records are written; without, they are in memory only.
+    Without a store, records are in memory only. Files of another kind than the pool's are refused.
     """
 
     def __init__(
@@ -219,9 +215,8 @@ class StreamCache:
     def make_room(self, coming: int, save: Callable[[], None]) -> None:
         """Evict the streams that were not used for longest, if there would be too many.
 
-        Args:
-            coming: How many streams are about to be used.
-            save: Calls `save`, and takes care of its errors: an unsaved record stays in memory.
+        `coming` streams are about to be used. `save` saves and survives errors: an unsaved record
+        stays in memory.
         """
         most = self._limits.max_resident
         fits = len(self._records) + coming <= most and not self._is_full()

@@ -43,27 +43,17 @@ def check_name(name: object, longest: int = LONGEST_NAME) -> None:
 
 @dataclass(frozen=True, eq=False)
 class StreamRecord:
-    """The state of one stream, and counts of its requests.
-
-    Attributes:
-        state: The same as a stream of an adapter has.
-        mode: Whether its images are adapted to.
-        images, requests: How many were answered.
-        skipped: How many requests changed nothing, since their numbers were not finite.
-        adapted, shadowed, differed: How many images were answered with a filter that changed them,
-            were answered in shadow, and have another class there.
-        shifted_since, last_seen: Seconds since 1970.
-    """
+    """The state of one stream, as adapters have it, and counts of its requests."""
 
     state: StreamState
     mode: Mode = "on"
     images: int = 0
     requests: int = 0
-    skipped: int = 0
-    adapted: int = 0
-    shadowed: int = 0
-    differed: int = 0
-    shifted_since: float | None = None
+    skipped: int = 0  # requests that changed nothing, since their numbers were not finite
+    adapted: int = 0  # images that were answered with a filter that changed them
+    shadowed: int = 0  # images that were answered in shadow
+    differed: int = 0  # images that have another class there
+    shifted_since: float | None = None  # seconds since 1970
     last_seen: float | None = None
 
     @property

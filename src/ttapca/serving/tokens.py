@@ -58,18 +58,14 @@ WAYS = ("hash", "secret_env", "secret_file")
 
 @dataclass(frozen=True)
 class Token:
-    """The facts of one token, without its secret.
+    """The facts of one token, without its secret; its quotas are None for no limit.
 
-    Attributes:
-        name: Of its holder; the first part of the names of its streams.
-        digest: SHA-256 of the secret.
-        rights: `read` looks at streams, `predict` sends images, `control` switches, resets, loads
-            and deletes streams; `all`: over the streams of every token, by their full names.
-        max_streams, requests_per_second: Its quotas; None for no limit.
+    The right `read` looks at streams, `predict` sends images, `control` switches, resets, loads and
+    deletes streams; `all` does so with the streams of every token, by their full names.
     """
 
-    name: str
-    digest: bytes = field(repr=False)
+    name: str  # the first part of the names of its streams
+    digest: bytes = field(repr=False)  # SHA-256 of the secret
     rights: frozenset[Right]
     max_streams: int | None = None
     requests_per_second: float | None = None
