@@ -156,12 +156,6 @@ class Tally:
         """Right answers in percent; None before the first."""
         return 100 * self.right / self.images if self.images else None
 
-    def add(self, images: int, right: int, adapted: int) -> None:
-        """Count an answer."""
-        self.images += images
-        self.right += right
-        self.adapted += adapted
-
 
 @dataclass
 class FedStream:
@@ -200,7 +194,9 @@ class FedStream:
         current.mode = mode
         total = self.totals.get((step.title, mode)) or Tally(step, mode)
         for tally in (current, total):
-            tally.add(len(labels), right, adapted)
+            tally.images += len(labels)
+            tally.right += right
+            tally.adapted += adapted
         self.totals[step.title, mode] = total  # at last: a reader finds no empty one
 
 
