@@ -132,6 +132,7 @@ def test_a_token_has_so_many_streams(serving: Serving) -> None:
     response = client.predict("c", DIGITS, "shop")
     refused(response, 429, "too_many_streams", "`shop` may have 2 streams")
     refused(client.ask("PUT", "/v1/streams/c", "shop", **SWITCH), 429, "too_many_streams")
+    refused(client.predict("c", DIGITS[:, :4], "shop"), 429, "too_many_streams")  # not decoded
     content = {"content": client.service.pool.dump("shop.a")}
     response = client.ask("PUT", "/v1/streams/c/state", "shop", **content)
     refused(response, 429, "too_many_streams")

@@ -240,7 +240,10 @@ def files_of_form(body: bytes, content_type: str, most: int) -> list[bytes]:
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
-        raise DataFormatError(f"The form cannot be read: {str(error)[:200]}.") from error
+        raise DataFormatError(
+            f"The form cannot be read: {str(error)[:200].rstrip('.')}. Send pictures in fields "
+            f"called `{FIELD}`; with curl: --form {FIELD}=@picture.png"
+        ) from error
     if not ends:
         raise DataFormatError("The form is cut short: its last boundary is missing. Send it whole.")
     return files

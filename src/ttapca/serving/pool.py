@@ -182,6 +182,10 @@ class StreamPool:
             asked.cancel()
             raise
 
+    def check_admission(self, stream: str, admit: Admission) -> None:
+        """Raise as `submit` would for a new stream, before the work of decoding its images."""
+        self._streams.check_admission(stream, admit)
+
     def warm_up(self) -> None:
         """Calibrate for every number of images that a stream can have shown: about a second.
 

@@ -110,13 +110,18 @@ class StreamCache:
                     f"`{name}` would be one more. Drop some that are over, or keep them in a "
                     "`StreamStore`."
                 )
-            if name not in self._known and admit is not None:
-                admit(self._known)
+            self.check_admission(name, admit)
             reservation = Reservation(name)
             if name in self._reservations or name not in self._known:
                 self._reservations.setdefault(name, set()).add(reservation)
             self._known.add(name)
             return reservation
+
+    def check_admission(self, name: str, admit: Admission | None) -> None:
+        """Raise the error with which `admit` refuses the stream, if it is new."""
+        with self._lock:
+            if name not in self._known and admit is not None:
+                admit(self._known)
 
     def release(self, reservation: Reservation) -> None:
         """Give up a reservation; a stream that has neither a record nor another one is unknown."""
