@@ -131,3 +131,10 @@ class PoolObserver:
 
     def answered(self, answer: Answer, waited: float) -> None:
         """Take note of an answer before it is given, and of the seconds since its images came."""
+
+    def refused(self, reason: str) -> None:
+        """Take note of a request that was refused, or of states that could not be saved.
+
+        Args:
+            reason: The name of the error.
+        """

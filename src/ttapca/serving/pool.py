@@ -67,7 +67,7 @@ class StreamPool:
         mode: Of a new stream.
         limits: Of images and streams.
         save_every: Seconds after which changed streams are written to the store.
-        observer: Hears of passes and answers.
+        observer: Hears of passes, answers and refusals.
         logits: Finds the logits in the output of the model, if that is more than one tensor.
         outputs: Their meaning: `multiclass`, `binary` (one logit) or `multilabel`. By default one
             logit is `binary`, and more are `multiclass`.
@@ -157,15 +157,19 @@ class StreamPool:
             TooManyStreamsError: The stream is new, and there are too many.
             PoolClosedError: The pool was closed.
         """
-        check_name(stream)
-        self._check_images(images)
-        came = time.perf_counter()
-        with self._news:
-            self._check_open()
-            self._queue.check_room(len(images))
-            reservation = self._streams.reserve(stream, admit)
-            request = Request(reservation, images.detach(), Future(), came)
-            self._queue.put(request)
+        try:
+            check_name(stream)
+            self._check_images(images)
+            came = time.perf_counter()
+            with self._news:
+                self._check_open()
+                self._queue.check_room(len(images))
+                reservation = self._streams.reserve(stream, admit)
+                request = Request(reservation, images.detach(), Future(), came)
+                self._queue.put(request)
+        except TtapcaError as error:
+            self._tell(self._observer.refused, type(error).__name__)
+            raise
         return request.answer
 
     def predict(self, stream: str, images: Tensor, timeout: float | None = None) -> Answer:
@@ -333,6 +337,7 @@ class StreamPool:
         try:
             self.save()
         except TtapcaError as error:
+            self._tell(self._observer.refused, type(error).__name__)
             if not self._unsaved:  # once, not at every attempt
                 LOGGER.error("streams stay in memory, as they cannot be saved: %s", error)
             self._unsaved = True
