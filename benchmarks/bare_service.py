@@ -1,8 +1,8 @@
-"""A network behind the same HTTP as `ttapca serve`, without streams: what that is measured by.
+"""A network behind the same HTTP as `ttapca serve`, without streams: the yardstick for it.
 
-The same server (uvicorn, h11), the same gate (ids, log, limits, measurements), the same decoding
-in the same threads, and images of all requests gathered into one pass in the same way. What is
-left out is all that ttapca adds: filter, states, alarm, pictures to look at, and the health of the
+The same server (uvicorn, h11), the same middleware (ids, log, limits, measurements), the same
+decoding in the same threads, and images of all requests batched into one pass in the same way. Left
+out is all that ttapca adds: filter, states, alarm, pictures to look at, and the health of the
 stream in the answer.
 """
 
@@ -20,10 +20,10 @@ from starlette.responses import Response
 from torch import Tensor, nn
 
 from ttapca.serving import PoolLimits, StreamPool
+from ttapca.serving.api_models import json_bytes, predicted
 from ttapca.serving.decoding import JSON
-from ttapca.serving.http_gate import Gate
 from ttapca.serving.http_server import DrainingServer
-from ttapca.serving.rendering import json_bytes, predicted
+from ttapca.serving.middleware import ServiceMiddleware
 from ttapca.serving.service import Service, ServiceFacts
 
 
@@ -56,7 +56,7 @@ class BarePool:
         """Nobody asks."""
         raise NotImplementedError(f"a bare network has no stream {stream}")
 
-    def submit(self, _stream: str, images: Tensor) -> Future[Tensor]:
+    def submit(self, _stream: str, images: Tensor, **_quota: object) -> Future[Tensor]:
         """Ask for the logits of images, and return at once."""
         answer: Future[Tensor] = Future()
         with self._news:
@@ -66,14 +66,14 @@ class BarePool:
 
     def _work(self) -> None:
         while True:
-            chosen = self._gathered()
+            chosen = self._batch()
             with torch.inference_mode():
                 logits = self.network(torch.cat([images for images, _ in chosen]))
             parts = logits.split([len(images) for images, _ in chosen])
             for (_, answer), part in zip(chosen, parts, strict=True):
                 answer.set_result(part)
 
-    def _gathered(self) -> list[tuple[Tensor, Future[Tensor]]]:
+    def _batch(self) -> list[tuple[Tensor, Future[Tensor]]]:
         """As the pool does it: a moment is waited for where there were others of late."""
         most = self.limits.max_batch
         with self._news:
@@ -92,14 +92,14 @@ def bare_server(network: nn.Module, input_shape: tuple[int, ...]) -> DrainingSer
     """A server of a network without streams, with one route."""
     service = Service(cast(StreamPool, BarePool(network, input_shape)), ServiceFacts("bare", ""))
     app = FastAPI(docs_url=None, redoc_url=None)
-    app.add_middleware(Gate, service=service)
+    app.add_middleware(ServiceMiddleware, service=service)
 
     @app.post("/v1/predict")
     async def predict(request: Request, stream: str) -> Response:
-        service.admit(request, "predict")
+        token = service.admit(request, "predict")
         kind = request.headers.get("content-type", "")
         async with service.body(request) as body:
-            logits = cast(Tensor, await service.answer(stream, kind, body))
+            logits = cast(Tensor, await service.answer(token, stream, kind, body))
         return Response(json_bytes({"predictions": predicted(logits, ())}), media_type=JSON)
 
     server = DrainingServer(service)

@@ -39,7 +39,7 @@ def noisy_images(n: int) -> Tensor:
 
 def ask(pool: StreamPool, images: Tensor) -> None:
     """One image of each of many streams, all at once."""
-    with pool._lock:  # nothing is gathered before all have asked
+    with pool._news:  # no pass begins before all have asked
         asked = [pool.submit(f"s{number}", each[None]) for number, each in enumerate(images)]
     for each in asked:
         each.result()
@@ -59,7 +59,7 @@ def times(network: nn.Module, fitted: ttapca.FittedFilter, rounds: int) -> dict[
             ask(pool, images)
 
         def untouched(some: Tensor) -> None:
-            with pool._lock, pool._network._attachment.disabled():
+            with pool._news, pool._network._adapter.disabled():
                 bare(some)
 
         many = {"bare": lambda: untouched(images), "pool": lambda: ask(pool, images)}

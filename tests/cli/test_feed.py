@@ -14,8 +14,7 @@ from serving.scripted_server import INFO, Asked, Reply, prediction, refusal, scr
 from ttapca.cli import feed as feed_command
 from ttapca.cli.feed import _lines
 from ttapca.serving import feeding
-from ttapca.serving.feed_schedule import parse_schedule
-from ttapca.serving.feeding import FedStream, Feeder, StreamPlan
+from ttapca.serving.feeding import FedStream, Feeder, StreamPlan, Tally, parse_schedule
 
 FAST = "--rate 100000 --data digits --order stored"
 
@@ -149,8 +148,7 @@ def test_a_line_for_each_stream_on_a_terminal(
 def test_what_a_line_says() -> None:
     early = FedStream(StreamPlan("early", parse_schedule("fog 1s"), delay=5))
     late = FedStream(StreamPlan("late", parse_schedule("fog 1s")), late=12.3, retries=2)
-    late.begin(late.plan.schedule[0])
-    late.current.add(images=40, right=10, adapted=0)  # type: ignore[union-attr]
+    late.current = Tally(late.plan.schedule[0], images=40, right=10)
     late.health = {"shift": 0.987, "shifted": True, "mode": "shadow", "shifted_since": 3}
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     console.print(_lines([early, late]))

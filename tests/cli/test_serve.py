@@ -255,7 +255,7 @@ import sys
 from ttapca.cli import app, served_network
 from ttapca.benchmark.network_source import NetworkSource, fingerprint
 from ttapca.benchmark.filters import usual_fit
-from ttapca.serving import http_server, metrics, pool, rendering, service, stream_store
+from ttapca.serving import api_models, http_server, metrics, pool, service, stream_store
 fingerprint(NetworkSource("digits").load())
 print(*sorted({"cv2", "scipy", "pooch", "pandas", "matplotlib", "sklearn"} & sys.modules.keys()))
 """

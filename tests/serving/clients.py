@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import TypeAdapter
 
 from ttapca.serving import StreamPool
 from ttapca.serving.decoding import NPY
@@ -59,6 +60,15 @@ class Client:
         self._runner.run(self._client.aclose())
         self._runner.close()
         self.service.close()
+
+
+def described(response: httpx.Response, model: Any) -> Any:
+    """The content of an answer, which must be all that its model says and nothing else."""
+    adapter = TypeAdapter(model)
+    found = adapter.validate_json(response.content, strict=True)
+    content = response.json()
+    assert adapter.dump_python(found, mode="json", by_alias=True, exclude_unset=True) == content
+    return content
 
 
 def npy(images: NDArray[Any]) -> dict[str, Any]:

@@ -10,20 +10,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 import ttapca
 from serving.clients import Client
 from ttapca import networks
 from ttapca.datasets import TensorBatches, read_digits
 from ttapca.serving import PoolLimits, StreamPool, StreamStore
+from ttapca.serving.limits import RequestLimits
 from ttapca.serving.metrics import Metrics
-from ttapca.serving.request_limits import RequestLimits
 from ttapca.serving.service import Service, ServiceFacts
 from ttapca.serving.tokens import Token, Tokens
 
 Serving = Callable[..., Client]
+
+
+def smooth_images(
+    count: int, seed: int, shape: tuple[int, ...] = (3, 8, 8), noise: float = 0.0
+) -> Tensor:
+    """Smooth random images between 0 and 1, with noise."""
+    generator = torch.Generator().manual_seed(seed)
+    rough = torch.rand(count, *shape, generator=generator)
+    smooth = nn.functional.avg_pool2d(rough, 3, stride=1, padding=1)
+    return smooth + noise * torch.randn(count, *shape, generator=generator)
 
 
 @pytest.fixture(scope="session")

@@ -18,10 +18,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 from PIL import Image
+from starlette.responses import Response
 
 from browsing import PATIENCE
 from ttapca.serving.answers import StreamGlance
-from ttapca.serving.page_files import PageFile, page_files
+from ttapca.serving.http_app import page_files
 
 HOME = "http://page.test/"
 NOON = 1_763_294_400.0  # 16 November 2025, 12:00:00 UTC
@@ -126,7 +127,7 @@ class World:
     asked: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     provoked: bool = False
-    files: dict[str, PageFile] = field(default_factory=page_files)
+    files: dict[str, Response] = field(default_factory=page_files)
 
     def add(self, *streams: dict[str, Any]) -> World:
         self.streams |= {each["health"]["stream"]: each for each in streams}
@@ -142,8 +143,8 @@ class World:
         else:
             name = url.path.removeprefix("/static/").strip("/") or "index.html"
             file = self.files[name]
-            headers = {"Content-Type": file.media_type, "Content-Security-Policy": POLICY}
-            route.fulfill(status=200, headers=headers, body=file.content)
+            headers = {**file.headers, "Content-Security-Policy": POLICY}
+            route.fulfill(status=200, headers=headers, body=file.body)
 
     def _api(self, route: Any, request: Any, url: Any) -> None:
         self.asked.append(url.path)

@@ -19,10 +19,9 @@ from PIL import Image
 from serving.clients import npy_bytes, picture
 from ttapca.datasets.pictures import PictureSize
 from ttapca.errors import DataFormatError, OptionError, ShapeError
-from ttapca.serving.decoding import FORM, JSON, MOST_JSON, NPY, ImageDecoder
-from ttapca.serving.multipart import files_of_form
-from ttapca.serving.refusals import Refusal
-from ttapca.serving.request_limits import RequestLimits
+from ttapca.serving.decoding import FORM, JSON, MOST_JSON, NPY, ImageDecoder, files_of_form
+from ttapca.serving.http_errors import HttpError
+from ttapca.serving.limits import RequestLimits
 
 COLOUR = (3, 4, 6)
 RANDOM = np.random.default_rng(0)
@@ -121,7 +120,7 @@ def test_pictures_of_another_size_are_brought_to_the_networks() -> None:
     exact = np.asarray(Image.fromarray(tall).resize((6, 4)))
     found = decode("image/png", picture(tall))
     assert torch.equal(found[0], torch.tensor(exact).permute(2, 0, 1) / 255)
-    with pytest.raises(OptionError, match="brought to what the network takes"):
+    with pytest.raises(OptionError, match="get the size that the network takes"):
         ImageDecoder((3, 8, 8), size=PictureSize(9))
     with pytest.raises(OptionError, match=r"takes, \(images, 7\)"):
         ImageDecoder((7,), size=PictureSize(7))
@@ -183,7 +182,7 @@ BAD: dict[str, tuple[str, bytes, type[Exception], str]] = {
         DataFormatError,
         "more than 8 bits",
     ),
-    "bomb": ("image/png", bomb(6_000, 6_000), Refusal, "at most 20,000,000 pixels .* 36,000,000"),
+    "bomb": ("image/png", bomb(6_000, 6_000), HttpError, "at most 20,000,000 pixels .* 36,000,000"),
     "larger bomb": ("image/png", bomb(60_000, 60_000), DataFormatError, "cannot be read"),
     "many pictures": (
         f"{FORM}; boundary=x",
@@ -218,8 +217,8 @@ BAD: dict[str, tuple[str, bytes, type[Exception], str]] = {
         DataFormatError,
         "The form cannot be read",
     ),
-    "type": ("text/html", b"", Refusal, "sent as one of .*; found 'text/html'"),
-    "no type": ("", b"", Refusal, "found ''"),
+    "type": ("text/html", b"", HttpError, "sent as one of .*; found 'text/html'"),
+    "no type": ("", b"", HttpError, "found ''"),
     "no json": (JSON, b"{", DataFormatError, "The body is not JSON"),
     "json list": (JSON, b"[]", DataFormatError, "must be an object"),
     "json text": (*as_json(images="x"), DataFormatError, "`images` must be a list"),
@@ -237,7 +236,7 @@ BAD: dict[str, tuple[str, bytes, type[Exception], str]] = {
     "json 256": (*as_json(images=lists(4, 256), scale=255), DataFormatError, "from 0 to 255"),
     "json shares as bytes": (*as_json(images=lists(4, 0.5), scale=255), DataFormatError, "whole"),
     "json shape": (*as_json(images=lists(4, 1)), ShapeError, r"found \(1, 1, 1, 1\)"),
-    "json bytes": (JSON, b" " * (MOST_JSON + 1), Refusal, "JSON has at most"),
+    "json bytes": (JSON, b" " * (MOST_JSON + 1), HttpError, "JSON has at most"),
     "no npy": (NPY, b"PK", DataFormatError, "is not a plain `.npy` array"),
     "pickle": (NPY, pickle.dumps(PIXELS), DataFormatError, "is not a plain `.npy`"),
     "objects": (NPY, object_array(), DataFormatError, "items, not numbers"),
@@ -274,12 +273,12 @@ def test_the_pixels_of_all_pictures_count() -> None:
     body = form(*[picture(np.zeros((100, 100, 3), np.uint8))] * 3)
     kind = f"{FORM}; boundary=x"
     assert len(decode(kind, body, max_pixels=30_000)) == 3
-    with pytest.raises(Refusal, match="these have 30,000"):
+    with pytest.raises(HttpError, match="these have 30,000"):
         decode(kind, body, max_pixels=29_999)
 
 
 def test_a_narrow_picture_counts_as_large_as_it_would_get() -> None:
-    with pytest.raises(Refusal, match="these have 32,000,000"):
+    with pytest.raises(HttpError, match="these have 32,000,000"):
         decode("image/png", bomb(1, 500_000), (3, 8, 8), max_pixels=31_000_000)
 
 

@@ -6,15 +6,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from serving.scripted_server import Asked, Reply, prediction, refusal, reply, scripted
 from serving.servers import PATIENCE
 from ttapca.benchmark.subject import ImageSource
+from ttapca.corruptions import CORRUPTIONS
 from ttapca.datasets import Images, choose, read_digits
 from ttapca.errors import DataNotFoundError, FeedError, OptionError
 from ttapca.serving import feeding
-from ttapca.serving.feed_schedule import parse_schedule
-from ttapca.serving.feeding import FedStream, Feeder, Pace, StreamPlan, check_fits
+from ttapca.serving.feeding import (
+    FedStream,
+    Feeder,
+    Pace,
+    Step,
+    StreamPlan,
+    Tally,
+    check_fits,
+    parse_schedule,
+    parse_seconds,
+)
 from ttapca.serving.server_client import ServerClient
 
 DIGITS = read_digits()[:60]
@@ -105,11 +117,10 @@ def test_a_loop_goes_on_until_it_is_stopped() -> None:
 
 def test_the_first_answer_is_no_switch() -> None:
     stream = FedStream(plan("clean 12 images"))
-    stream.begin(stream.plan.schedule[0])
-    begun = stream.current
+    step = stream.plan.schedule[0]
+    begun = stream.current = Tally(step)
     answer = {"predictions": [{"class": 0}], "adapted": False, "mode": "shadow", "health": {}}
-    stream.count(np.array([0]), answer)
-    assert begun is not None
+    stream.count(step, np.array([0]), answer)
     assert stream.current is begun
     assert (begun.mode, begun.images) == ("shadow", 1)
 
@@ -223,3 +234,62 @@ def test_what_does_not_fit_the_server() -> None:
     assert check_fits({}, DIGITS) == []
     (remark,) = check_fits({"input_shape": [1, 8, 8], "classes": names[::-1]}, DIGITS)
     assert "other names" in remark
+
+
+# Schedules
+
+STEPS = st.one_of(
+    st.tuples(st.just("clean"), st.just(0)),
+    st.tuples(st.sampled_from(CORRUPTIONS), st.integers(1, 5)),
+)
+
+
+@given(st.lists(st.tuples(STEPS, st.integers(1, 10**6)), min_size=1, max_size=5), st.data())
+def test_what_is_written_is_read(
+    steps: list[tuple[tuple[str, int], int]], data: st.DataObject
+) -> None:
+    words, expected = [], []
+    for (corruption, severity), amount in steps:
+        unit, scale = data.draw(st.sampled_from([("s", 1), ("m", 60), ("h", 3600), (" images", 0)]))
+        condition = f"{corruption}:{severity}" if severity else corruption
+        words.append(f"{condition} {min(amount, 10**5)}{unit}")
+        counted = "seconds" if scale else "images"
+        expected.append(Step(corruption, severity, min(amount, 10**5) * (scale or 1), counted))
+        assert expected[-1].title == condition
+    assert parse_schedule(" , ".join(words)) == tuple(expected)
+
+
+def test_a_condition_lasts_so_many_images() -> None:
+    short, long, counted = parse_schedule("fog 0.001s, fog 1.5m, fog:1 7 images")
+    assert [step.images(rate=10) for step in (short, long, counted)] == [1, 900, 7]
+    assert [step.severity for step in (short, long, counted)] == [5, 5, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "A schedule has conditions"),
+        ("clean", "found `clean`"),
+        ("clean 20s,", "found `clean 20s,`"),
+        ("clean 20", "found `clean 20`"),
+        ("clean 20 days", "found `clean 20 days`"),
+        ("clean -5s", "found `clean -5s`"),
+        ("clean 0s", "lasts longer than nothing"),
+        ("clean 999999999h", "not for ever"),
+        ("clean:3 20s", "Clean images have no severity"),
+        ("fog:6 20s", "A severity is from 1 to 5"),
+        ("fog:x 20s", "A severity is from 1 to 5"),
+        ("fogg 20s", "Did you mean `fog`"),
+    ],
+)
+def test_other_schedules_are_refused(text: str, complaint: str) -> None:
+    with pytest.raises(OptionError, match=complaint):
+        parse_schedule(text)
+
+
+def test_durations() -> None:
+    found = [parse_seconds(text, "--wait") for text in ("5", " 5s ", "0.5m", "2 h")]
+    assert found == [5, 5, 30, 7200]
+    for text in ("", "soon", "-1s", "1d", "nan"):
+        with pytest.raises(OptionError, match="--wait takes a duration such as 5s"):
+            parse_seconds(text, "--wait")

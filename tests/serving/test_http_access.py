@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import json
-import logging
-import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +10,7 @@ import pytest
 
 from serving.clients import SECRETS, Client, Kept, npy, token
 from serving.conftest import Serving
-from serving.servers import PATIENCE
 from serving.test_http_refusals import refused
-from ttapca.serving.request_log import LOGGER, RequestRecord, log_request, logging_to
 from ttapca.serving.tokens import Token
 
 DIGITS = np.zeros((1, 8, 8, 1), np.uint8)
@@ -139,7 +132,11 @@ def test_a_token_has_so_many_streams(serving: Serving) -> None:
     response = client.predict("c", DIGITS, "shop")
     refused(response, 429, "too_many_streams", "`shop` may have 2 streams")
     refused(client.ask("PUT", "/v1/streams/c", "shop", **SWITCH), 429, "too_many_streams")
-    refused(client.ask("PUT", "/v1/streams/c/state", "shop", content=b"x"), 429, "too_many_streams")
+    refused(client.predict("c", DIGITS[:, :4], "shop"), 429, "too_many_streams")  # not decoded
+    content = {"content": client.service.pool.dump("shop.a")}
+    response = client.ask("PUT", "/v1/streams/c/state", "shop", **content)
+    refused(response, 429, "too_many_streams")
+    assert client.ask("PUT", "/v1/streams/b/state", "shop", **content).status_code == 200
     assert client.predict("a", DIGITS, "shop").status_code == 200
     assert client.predict("c", DIGITS, "hall").status_code == 200
     assert client.ask("DELETE", "/v1/streams/a", "shop").status_code == 204
@@ -191,91 +188,11 @@ def test_with_tokens_other_hosts_are_fine(client: Client) -> None:
     assert client.ask("GET", "/v1/streams", "shop", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("as_json", [True, False])
-def test_a_line_for_each_request_and_no_token_in_it(
-    as_json: bool, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ttapca.serving.request_log.LAST_SECONDS", PATIENCE)
-    written = io.StringIO()
-    with logging_to(written, as_json=as_json):
-        client.predict("camera", DIGITS, "shop")
-        client.ask("GET", f"/v1/streams/x?token={SECRETS['shop']}", "hall")
-        client.ask("GET", f"/v1/{SECRETS['shop'].replace(' ', '-')}", "a wrong secret")
-        client.ask("BREW", "/healthz%0Aforged", headers={"X-Request-ID": "mine"})
-        try:
-            raise ValueError("broken")
-        except ValueError:
-            LOGGER.exception("something else")
-        logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
-    lines = written.getvalue().splitlines()
-    assert len(lines) == (6 if as_json else 10)
-    for secret in (*SECRETS.values(), "a wrong secret", "the-long-secret", "forged"):
-        assert secret not in written.getvalue()
-    if not as_json:
-        assert "POST /v1/predict 200 in " in lines[0]
-        assert "ms, shop, shop.camera, 1 image  (" in lines[0]
-        assert lines[3].endswith("(mine)")
-        return
-    first, second, third, fourth, fifth, _ = map(json.loads, lines)
-    assert (
-        first.items()
-        >= {
-            "level": "info",
-            "method": "POST",
-            "route": "/v1/predict",
-            "status": 200,
-            "token": "shop",
-            "stream": "shop.camera",
-            "images": 1,
-            "bytes": len(npy(DIGITS)["content"]),
-        }.items()
-    )
-    assert first["seconds"] > 0
-    assert (second["status"], second["code"], second["stream"]) == (404, "unknown_stream", "hall.x")
-    assert (third["route"], third["status"]) == ("other", 404)
-    assert (fourth["request"], fourth["status"]) == ("mine", 404)
-    assert (fifth["level"], fifth["message"]) == ("error", "something else")
-    assert "ValueError: broken" in fifth["traceback"]
-
-
-def test_lines_go_to_the_file_of_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ttapca.serving.request_log.LAST_SECONDS", PATIENCE)
-    with (tmp_path / "log").open("w", encoding="ascii") as file:
-        with logging_to(file, as_json=False):
-            LOGGER.info("%d and no number", "one")  # a line that cannot be made stops no other
-            LOGGER.info("é")
-        assert (tmp_path / "log").read_text(encoding="ascii").endswith(" \\xe9\n")
-
-
-def test_a_log_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ttapca.serving.request_log.LAST_SECONDS", PATIENCE)
-    monkeypatch.setattr("ttapca.serving.request_log.MOST_WAITING", 3)
-    written = io.StringIO()
-
-    stuck = threading.Semaphore(0)
-
-    class Stuck(io.StringIO):
-        def write(self, text: str) -> int:
-            stuck.acquire()
-            return written.write(text)
-
-    with logging_to(Stuck(), as_json=False):
-        for number in range(50):
-            log_request(RequestRecord(str(number), "GET"))
-        for _ in range(50):
-            stuck.release()
-    assert 3 <= len(written.getvalue().splitlines()) <= 5
-
-
-def test_a_log_that_nobody_reads_can_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ttapca.serving.request_log.LAST_SECONDS", 0.01)
-    read = threading.Event()
-
-    class Stuck(io.StringIO):
-        def write(self, text: str) -> int:
-            read.wait()
-            return len(text)
-
-    with logging_to(Stuck(), as_json=False):
-        log_request(RequestRecord("1", "GET"))
-    read.set()
+def test_streams_that_begin_at_once_are_counted(serving: Serving) -> None:
+    client = serving(token("shop", "predict", max_streams=3))
+    requests = [
+        ("POST", f"/v1/predict?stream=camera-{number}", "shop", npy(DIGITS)) for number in range(8)
+    ]
+    statuses = [each.status_code for each in client.together(*requests)]
+    assert sorted(statuses) == [200] * 3 + [429] * 5
+    assert len(client.service.pool.names()) == 3

@@ -89,11 +89,11 @@ def test_a_large_body_is_refused_before_it_is_read(
         assert headers["connection"] == "close"
         assert connection.recv(1) == b""
     # Half a second may be too short for a busy machine; the rest would meet a closed connection.
-    monkeypatch.setattr("ttapca.serving.http_gate.DISCARD_SECONDS", PATIENCE)
+    monkeypatch.setattr("ttapca.serving.middleware.DISCARD_SECONDS", PATIENCE)
     with server.connect() as connection:  # it sends all, and then looks
         connection.sendall(head(10**6) + bytes(10**6))
         assert answered(connection)[0] == 413
-    monkeypatch.setattr("ttapca.serving.http_gate.DISCARD_SECONDS", 0.1)
+    monkeypatch.setattr("ttapca.serving.middleware.DISCARD_SECONDS", 0.1)
     with server.connect() as connection:  # it sends some, and waits
         connection.sendall(head(10**9) + bytes(10))
         status, headers, _ = answered(connection)
@@ -144,6 +144,18 @@ def test_a_request_that_runs_is_not_taken_for_a_slow_head(
             server.server._close_connections()
         connection.sendall(DIGITS)
         assert answered(connection)[0] == 200
+
+
+def test_a_client_that_goes_away_leaves_nothing(running: Callable[..., Running]) -> None:
+    server = running()
+    service = server.server.service
+    with server.connect() as connection:
+        connection.sendall(head(len(DIGITS)) + DIGITS[:50])
+        until(lambda: service.running)
+    until(lambda: not service.running)
+    assert service._held == 0
+    assert service.pool.names() == []
+    assert b'ttapca_refused_total{code="disconnected"} 1.0' in service.metrics.text()
 
 
 def healthy(connection: socket.socket) -> bool:

@@ -20,8 +20,7 @@ from serving.servers import Running
 from ttapca.corruptions.small_images import corrupt_any_size
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.serving import StreamPool
-from ttapca.serving.feed_schedule import parse_schedule
-from ttapca.serving.feeding import Feeder, Pace, StreamPlan
+from ttapca.serving.feeding import Feeder, Pace, StreamPlan, parse_schedule
 from ttapca.serving.http_server import DrainingServer, listen
 from ttapca.serving.server_client import ServerClient
 from ttapca.serving.service import Service, ServiceFacts

@@ -16,7 +16,7 @@ from ttapca.adaptation.health import Health
 from ttapca.errors import UnknownStreamError
 from ttapca.serving.answers import StreamStatus
 from ttapca.serving.metrics import MOST_STREAMS, REST, StreamSeries
-from ttapca.serving.stream_names import check_name
+from ttapca.serving.stream_record import check_name
 
 DIGITS = np.zeros((2, 8, 8, 1), np.uint8)
 

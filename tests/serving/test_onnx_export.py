@@ -1,4 +1,4 @@
-"""An exported network does in ONNX Runtime what the library does, and streams go on in either."""
+"""An exported network answers in ONNX Runtime as the library does, and streams go on in either."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ import ttapca
 from adapters import NETWORKS
 from oracles import images as samples
 from oracles import left_untouched
+from serving.conftest import smooth_images as pictures
 from ttapca.cli import main
 from ttapca.cli.app import run
 from ttapca.datasets import TensorBatches, read_digits
@@ -35,7 +36,7 @@ from ttapca.errors import (
     SavedStreamError,
     ShapeError,
 )
-from ttapca.serving import StreamPool, export_onnx, with_tensors
+from ttapca.serving import export_onnx, with_tensors
 from ttapca.serving.stateful_network import StatefulNetwork
 
 onnx = pytest.importorskip("onnx")
@@ -102,11 +103,12 @@ class InPyTorch:
     def __init__(self, network: nn.Module, fitted: ttapca.FittedFilter, folder: Path) -> None:
         self.network, self._fitted, self._file = network, fitted, folder / "stream"
 
-    def library(
+    def answers(
         self, images: Tensor, begin: bytes | None = None
     ) -> tuple[Tensor, bytes, ttapca.Health]:
         """Return what an adapter answers, and the file and health of the stream by then."""
-        with torch.no_grad(), ttapca.adapt(self.network, **self._options) as adapter:
+        options = {"filter": self._fitted, "forgetting": "online", "states": 1}
+        with torch.no_grad(), ttapca.adapt(self.network, "wiener", **options) as adapter:
             stream = adapter.stream("any")
             if begin is not None:
                 self._file.write_bytes(begin)
@@ -114,19 +116,6 @@ class InPyTorch:
             logits = [stream(image[None]) for image in images]
             stream.save(self._file)
             return torch.cat([*logits, torch.empty(0)]), self._file.read_bytes(), stream.health
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        fitted = {"method": "wiener", "filter": self._fitted}
-        return {**fitted, "forgetting": "online", "states": 1}
-
-    def pool(self, images: Tensor, begin: bytes | None = None) -> tuple[Tensor, bytes]:
-        """Return what a pool answers, and the file of the stream by then."""
-        with StreamPool(self.network, self._fitted, states=1) as pool:
-            if begin is not None:
-                pool.restore("a", begin)
-            logits = [pool.predict("a", image[None]).logits for image in images]
-            return torch.cat(logits), pool.dump("a")
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:
@@ -199,13 +188,13 @@ Answered = dict[str, tuple[Tensor, bytes, ttapca.Health]]
 @pytest.fixture(scope="module")
 def by_library(in_pytorch: InPyTorch, streams: dict[str, Tensor]) -> Answered:
     """What the library answers to each stream."""
-    return {name: in_pytorch.library(images) for name, images in streams.items()}
+    return {name: in_pytorch.answers(images) for name, images in streams.items()}
 
 
 @pytest.fixture(scope="module")
 def new(in_pytorch: InPyTorch) -> bytes:
     """The file of a stream that has shown nothing."""
-    return in_pytorch.library(torch.empty(0))[1]
+    return in_pytorch.answers(torch.empty(0))[1]
 
 
 def test_the_streams_are_what_their_names_say(
@@ -226,16 +215,12 @@ def test_the_streams_are_what_their_names_say(
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_runtime_library_and_pool_answer_alike(
-    name: str,
-    path: Path,
-    in_pytorch: InPyTorch,
-    streams: dict[str, Tensor],
-    by_library: Answered,
+def test_runtime_and_library_answer_alike(
+    name: str, path: Path, streams: dict[str, Tensor], by_library: Answered
 ) -> None:
+    """A pool with one state answers as the library does: `test_same_answers.py`."""
     session, (expected, file, health) = Session(path), by_library[name]
     assert_same(session.of_single_images(streams[name]), expected)
-    assert_same(in_pytorch.pool(streams[name])[0], expected)
     known = load(file)
     assert {each for each in known if each.startswith(("state.layers", "state.chain"))}
     for part, value in session.state.items():
@@ -249,17 +234,15 @@ def test_runtime_library_and_pool_answer_alike(
 @pytest.mark.parametrize(
     "name", ["clean-sorted", "noisy-sorted", "speckled-shuffled", "noise-that-ends"]
 )
-@pytest.mark.parametrize("other", ["library", "pool"])
 def test_each_goes_on_where_the_other_has_stopped(
     name: str,
-    other: str,
     path: Path,
     in_pytorch: InPyTorch,
     streams: dict[str, Tensor],
     by_library: Answered,
     new: bytes,
 ) -> None:
-    answers: Callable[..., Any] = getattr(in_pytorch, other)
+    answers = in_pytorch.answers
     expected, images = by_library[name][0], streams[name]
     session = Session(path)
     first = session.of_single_images(images[:30])
@@ -279,9 +262,9 @@ def test_very_pale_digits_differ_by_what_float32_rounds(
     """Grey borders are hundreds of deviations away from black ones: little is left in float32."""
     pale, folder = 0.3 * digits[:80] + 0.4, path.parent
     found = Session(path).of_single_images(pale)
-    in_single, _, health = in_pytorch.library(pale)
+    in_single, _, health = in_pytorch.answers(pale)
     double = copy.deepcopy(in_pytorch.network).double()
-    exact, *_ = InPyTorch(double, ttapca.load(filter_folder), folder).library(pale.double())
+    exact, *_ = InPyTorch(double, ttapca.load(filter_folder), folder).answers(pale.double())
     assert health.shift is not None
     assert health.shift > 0.9
     for logits in (found, in_single):
@@ -399,7 +382,7 @@ def test_the_documented_programs_run(
     assert said[-1].endswith("shifted")
     # On from the file of another stream ...
     file = Path("camera-7.stream")
-    file.write_bytes(in_pytorch.library(images[:40])[1])
+    file.write_bytes(in_pytorch.answers(images[:40])[1])
     exec(program("load_file"), space)
     session = Session(path)
     session.state = space["state"]
@@ -407,7 +390,7 @@ def test_the_documented_programs_run(
     # ... and back into it.
     space["state"] = session.state
     exec(program("with_tensors"), space)
-    third, *_ = in_pytorch.library(images[60:], file.read_bytes())
+    third, *_ = in_pytorch.answers(images[60:], file.read_bytes())
     assert_same(torch.cat([second, third]), by_library["noisy-shuffled"][0][40:])
 
 
@@ -548,15 +531,6 @@ def test_three_images_of_a_stream_in_each_call(tmp_path: Path) -> None:
 
 
 # Before they are exported, networks of all kinds -------------------------------------------------
-
-SHAPE = (3, 8, 8)
-
-
-def pictures(count: int, seed: int) -> Tensor:
-    """Smooth random pictures between 0 and 1."""
-    generator = torch.Generator().manual_seed(seed)
-    rough = torch.rand(count, *SHAPE, generator=generator)
-    return nn.functional.avg_pool2d(rough, 3, stride=1, padding=1)
 
 
 @pytest.fixture

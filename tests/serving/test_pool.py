@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import left_untouched
+from serving.conftest import smooth_images as pictures
 from ttapca.errors import (
     CallbackWarning,
     InputTypeError,
@@ -30,16 +33,9 @@ from ttapca.errors import (
     UnknownStreamError,
 )
 from ttapca.serving import PoolLimits, PoolObserver, StreamPool, StreamStore
+from ttapca.serving.stream_record import StreamRecord
 
 SHAPE = (3, 8, 8)
-
-
-def pictures(count: int, seed: int, *, noise: float = 0.0) -> Tensor:
-    """Smooth random pictures between 0 and 1, with as much noise as wanted."""
-    generator = torch.Generator().manual_seed(seed)
-    rough = torch.rand(count, *SHAPE, generator=generator)
-    smooth = nn.functional.avg_pool2d(rough, 3, stride=1, padding=1)
-    return smooth + noise * torch.randn(count, *SHAPE, generator=generator)
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +49,23 @@ def fitted(network: nn.Module) -> ttapca.FittedFilter:
     return ttapca.fit(network, "0", pictures(1000, seed=1))  # enough to tell conditions apart
 
 
+Open = Callable[..., StreamPool]
+
+
 @pytest.fixture
-def pool(network: nn.Module, fitted: ttapca.FittedFilter):
-    with StreamPool(network, fitted) as made:
+def open_pool(network: nn.Module, fitted: ttapca.FittedFilter) -> Open:
+    return functools.partial(StreamPool, network, fitted)
+
+
+@pytest.fixture
+def pool(open_pool: Open):
+    with open_pool() as made:
         yield made
 
 
-def test_a_request_that_finds_no_room_begins_no_stream(
-    network: nn.Module, fitted: ttapca.FittedFilter
-) -> None:
-    with StreamPool(network, fitted, limits=PoolLimits(max_queue=2)) as pool:
-        with pool._lock:  # nothing is gathered before all have asked
+def test_a_request_that_finds_no_room_begins_no_stream(open_pool: Open) -> None:
+    with open_pool(limits=PoolLimits(max_queue=2)) as pool:
+        with pool._news:  # no pass begins before all have asked
             alone = pool.submit("large", pictures(3, seed=0))
             with pytest.raises(PoolFullError, match=r"At most 2 images may wait.* 3 do already"):
                 pool.submit("new", pictures(1, seed=0))
@@ -73,7 +75,7 @@ def test_a_request_that_finds_no_room_begins_no_stream(
 
 def test_a_request_that_was_given_up_begins_no_stream(pool: StreamPool) -> None:
     one = pictures(1, seed=0)
-    with pool._lock:  # nothing is gathered before all have asked
+    with pool._news:  # no pass begins before all have asked
         given_up = [pool.submit(name, one) for name in ("gone", "gone", "kept")]
         kept = pool.submit("kept", one)
         for each in given_up:
@@ -82,36 +84,16 @@ def test_a_request_that_was_given_up_begins_no_stream(pool: StreamPool) -> None:
     assert pool.names() == ["kept"]
 
 
-def test_a_place_that_is_given_back_is_that_of_its_own_request(pool: StreamPool) -> None:
-    shelf, state = pool._shelf, pool._network.new_record("on")
-    first = shelf.admit("a")
-    shelf.drop("a")
-    second = shelf.admit("a")
-    shelf.withdraw("a", first)  # of a stream that was dropped since
-    assert shelf.names() == ["a"]
-    shelf.put("a", state)
-    shelf.withdraw("a", second)  # its stream has begun by another request
-    assert shelf.names() == ["a"]
-    later = shelf.admit("a")
-    shelf.withdraw("a", later)
-    assert shelf.names() == ["a"]
-
-
-def spoilt(number: int, turn: int) -> Tensor:
-    """Images of a camera whose condition changes, three at most: nothing, noise, single pixels."""
-    images = pictures(1 + (number + turn) % 3, 50 * number + turn)
-    generator = torch.Generator().manual_seed(1000 * number + turn)
-    condition = (number + turn // 20) % 3
-    if condition == 1:
-        return images + 0.3 * torch.randn(images.shape, generator=generator)
-    hit = torch.rand(images.shape, generator=generator) < 0.1
-    return images.where(~hit, 3.0) if condition == 2 else images
-
-
 def test_threads_get_what_each_stream_would_get_alone(
-    network: nn.Module, fitted: ttapca.FittedFilter
+    open_pool: Open, network: nn.Module, fitted: ttapca.FittedFilter
 ) -> None:
-    batches = {f"camera-{n}": [spoilt(n, turn) for turn in range(60)] for n in range(4)}
+    batches = {
+        f"camera-{n}": [
+            pictures(1 + (n + turn) % 3, 50 * n + turn, noise=0.3 * (turn // 20 == 1))
+            for turn in range(60)
+        ]
+        for n in range(4)
+    }
     expected = {}
     with ttapca.adapt(network, "wiener", filter=fitted, forgetting="online") as adapted:
         for name, images in batches.items():
@@ -121,7 +103,7 @@ def test_threads_get_what_each_stream_would_get_alone(
     def ask(name: str) -> None:
         found[name] = [pool.predict(name, each).logits for each in batches[name]]
 
-    with StreamPool(network, fitted) as pool:
+    with open_pool() as pool:
         threads = [threading.Thread(target=ask, args=(name,)) for name in batches]
         for thread in threads:
             thread.start()
@@ -134,7 +116,7 @@ def test_threads_get_what_each_stream_would_get_alone(
 
 
 def test_requests_of_a_stream_are_answered_in_order_and_streams_are_gathered(
-    network: nn.Module, fitted: ttapca.FittedFilter
+    open_pool: Open,
 ) -> None:
     class Seen(PoolObserver):
         def __init__(self) -> None:
@@ -151,8 +133,8 @@ def test_requests_of_a_stream_are_answered_in_order_and_streams_are_gathered(
                 self.order.append(len(answer.logits))
 
     seen = Seen()
-    with StreamPool(network, fitted, observer=seen) as pool:
-        with pool._lock:  # nothing is gathered before all have asked
+    with open_pool(observer=seen) as pool:
+        with pool._news:  # no pass begins before all have asked
             asked = [pool.submit("a", pictures(1 + n, n)) for n in range(4)]
             asked += [pool.submit(name, pictures(2, 9)) for name in "bcd"]
         for each in asked:
@@ -161,9 +143,7 @@ def test_requests_of_a_stream_are_answered_in_order_and_streams_are_gathered(
     assert seen.passes == [(7, 4), (2, 1), (3, 1), (4, 1)]
 
 
-def test_who_has_an_answer_finds_it_counted(
-    network: nn.Module, fitted: ttapca.FittedFilter
-) -> None:
+def test_who_has_an_answer_finds_it_counted(open_pool: Open) -> None:
     class Slow(PoolObserver):
         counted = 0
 
@@ -172,7 +152,7 @@ def test_who_has_an_answer_finds_it_counted(
             self.counted += 1
 
     seen = Slow()
-    with StreamPool(network, fitted, observer=seen) as pool:
+    with open_pool(observer=seen) as pool:
         for turn in range(1, 4):
             pool.predict("a", pictures(1, turn), timeout=60)
             assert seen.counted == turn
@@ -232,16 +212,14 @@ def test_the_alarm_tells_when_a_shift_began_and_ended(pool: StreamPool) -> None:
     assert told["health"]["shifted"]
 
 
-def test_states_survive_in_a_store_bit_for_bit(
-    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path
-) -> None:
+def test_states_survive_in_a_store_bit_for_bit(open_pool: Open, tmp_path: Path) -> None:
     path = tmp_path / "streams.sqlite"
-    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+    with StreamStore(path) as store, open_pool(store=store) as pool:
         for turn in range(5):
             pool.predict("a", pictures(3, turn, noise=0.2))
         pool.set_mode("b", "shadow")
         saved = pool.dump("a")
-    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+    with StreamStore(path) as store, open_pool(store=store) as pool:
         assert pool.names() == ["a", "b"]
         assert pool.resident == 0
         assert pool.dump("a") == saved
@@ -252,10 +230,10 @@ def test_states_survive_in_a_store_bit_for_bit(
 
 
 def test_streams_with_an_alarm_are_known_without_reading_all_states(
-    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path
+    open_pool: Open, tmp_path: Path
 ) -> None:
     path = tmp_path / "streams.sqlite"
-    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+    with StreamStore(path) as store, open_pool(store=store) as pool:
         for turn in range(8):
             pool.predict("noisy", pictures(60, turn, noise=0.5))
             pool.predict("gone", pictures(60, turn, noise=0.5))
@@ -263,7 +241,7 @@ def test_streams_with_an_alarm_are_known_without_reading_all_states(
         assert pool.names(shifted=True) == ["gone", "noisy"]
         pool.save()
         pool.drop("gone")
-    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+    with StreamStore(path) as store, open_pool(store=store) as pool:
         assert store.shifted() == pool.names(shifted=True) == ["noisy"]
         assert pool.names(shifted=False) == ["clean"]
         assert pool.resident == 0
@@ -281,22 +259,27 @@ def test_what_is_not_finite_in_shadow_differs_from_nothing(pool: StreamPool) -> 
     assert (status.health.skipped, status.disagreement) == (1, None)
 
 
+def assert_refused(pool: StreamPool, record: StreamRecord, match: str) -> None:
+    before = pool.dump("a")
+    with pytest.raises(SavedStreamError, match=match):
+        pool.restore("a", record.to_bytes(pool._network.kind))
+    assert pool.dump("a") == before
+
+
 def test_conditions_that_no_image_can_have_are_refused(pool: StreamPool) -> None:
     """Their squares would be infinite, and every later image of the stream an error."""
     for turn in range(3):
         pool.predict("a", pictures(30, turn))
-    record, kind = pool._shelf.get("a"), pool._network.kind
+    record = pool._streams.get("a")
     known = record.state.conditions
     assert known is not None
-    before = pool.dump("a")
     for changed in (
         dataclasses.replace(known, searched=known.searched * 1e200),
         dataclasses.replace(known, centres=known.centres - 1e200),
     ):
         state = dataclasses.replace(record.state, conditions=changed)
-        with pytest.raises(SavedStreamError, match=r"`conditions\.\w+` cannot be like that"):
-            pool.restore("a", dataclasses.replace(record, state=state).to_bytes(kind))
-    assert pool.dump("a") == before
+        wrong = dataclasses.replace(record, state=state)
+        assert_refused(pool, wrong, r"`conditions\.\w+` cannot be like that")
 
 
 @pytest.mark.parametrize(
@@ -321,12 +304,10 @@ def test_numbers_that_no_stream_can_have_are_refused(
     pool: StreamPool, name: str, value: Any
 ) -> None:
     pool.predict("a", pictures(3, seed=0))
-    record, kind, before = pool._shelf.get("a"), pool._network.kind, pool.dump("a")
-    pool.restore("b", record.to_bytes(kind))  # as it is, it can be
-    wrong = dataclasses.replace(record, **{name: value}).to_bytes(kind)
-    with pytest.raises(SavedStreamError, match=f"no saved stream: `{name}` is"):
-        pool.restore("a", wrong)
-    assert pool.dump("a") == before
+    record = pool._streams.get("a")
+    pool.restore("b", record.to_bytes(pool._network.kind))  # as it is, it can be
+    wrong = dataclasses.replace(record, **{name: value})
+    assert_refused(pool, wrong, f"no saved stream: `{name}` must be")
 
 
 @pytest.mark.parametrize(
@@ -342,23 +323,23 @@ def test_numbers_that_no_stream_can_have_are_refused(
         ("counts", torch.full((5,), 1e308, dtype=torch.float64)),
     ],
 )
-def test_what_no_alarm_can_know_is_refused(pool: StreamPool, name: str, value: Any) -> None:
+def test_an_alarm_that_no_stream_can_have_is_refused(
+    pool: StreamPool, name: str, value: Any
+) -> None:
     pool.predict("a", pictures(3, seed=0))
-    record, kind, before = pool._shelf.get("a"), pool._network.kind, pool.dump("a")
+    record = pool._streams.get("a")
     [energies] = record.state.alarm.energies
     assert energies.shape == (8,)  # a number for each band
     alarm = dataclasses.replace(record.state.alarm, **{name: value})
-    state = dataclasses.replace(record.state, alarm=alarm)
-    with pytest.raises(SavedStreamError, match=rf"no saved stream: `alarm\.{name}"):
-        pool.restore("a", dataclasses.replace(record, state=state).to_bytes(kind))
-    assert pool.dump("a") == before
+    wrong = dataclasses.replace(record, state=dataclasses.replace(record.state, alarm=alarm))
+    assert_refused(pool, wrong, rf"no saved stream: `alarm\.{name}")
 
 
 def test_a_store_of_another_filter_is_refused_at_once(
-    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path
+    open_pool: Open, network: nn.Module, tmp_path: Path
 ) -> None:
     path = tmp_path / "streams.sqlite"
-    with StreamStore(path) as store, StreamPool(network, fitted, store=store) as pool:
+    with StreamStore(path) as store, open_pool(store=store) as pool:
         pool.predict("a", pictures(3, seed=0))
     other = ttapca.fit(network, "0", pictures(300, seed=2))
     with StreamStore(path) as store, left_untouched(network, pictures(2, seed=0)):
@@ -371,11 +352,11 @@ def test_a_store_of_another_filter_is_refused_at_once(
 
 @pytest.mark.parametrize("limits", [PoolLimits(max_resident=8), PoolLimits(max_memory=10_000)])
 def test_many_streams_go_to_disk_and_come_back_as_they_were(
-    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path, limits: PoolLimits
+    open_pool: Open, tmp_path: Path, limits: PoolLimits
 ) -> None:
     with (
         StreamStore(tmp_path / "s.sqlite") as store,
-        StreamPool(network, fitted, store=store, limits=limits) as pool,
+        open_pool(store=store, limits=limits) as pool,
     ):
         dumps = {}
         for number in range(40):
@@ -407,7 +388,10 @@ def test_wrong_bytes_are_refused_and_change_nothing(network: nn.Module, pool: St
         (data[:-9], "no saved stream"),
         (data.replace(b"ttapca stream 2", b"ttapca stream 9"), "of the format"),
         (data.replace(b"ttapca stream 2", b"ttapca stream 1"), "saved by an older ttapca"),
-        (data.replace(rb"\"skipped\": 0", rb"\"skipped\":-1"), "`skipped` is -1"),
+        (
+            data.replace(rb"\"skipped\": 0", rb"\"skipped\":-1"),
+            "`skipped` must be .* found -1",
+        ),
         (b"\xff" * 50, "ends too early"),
     ):
         with pytest.raises(SavedStreamError, match=words):
@@ -460,19 +444,19 @@ def test_unknown_streams_and_modes(pool: StreamPool) -> None:
     assert pool.names() == []
 
 
-def test_limits(network: nn.Module, fitted: ttapca.FittedFilter) -> None:
+def test_limits(open_pool: Open) -> None:
     limits = PoolLimits(max_streams=2, max_queue=5)
-    with StreamPool(network, fitted, limits=limits) as pool:
+    with open_pool(limits=limits) as pool:
         pool.predict("a", pictures(1, 0))
         pool.predict("b", pictures(1, 0))
         with pytest.raises(TooManyStreamsError, match="at most 2 streams"):
             pool.predict("c", pictures(1, 0))
-        with pool._lock:
+        with pool._news:
             waiting = [pool.submit("a", pictures(2, n)) for n in range(2)]
             with pytest.raises(PoolFullError, match="4 do already"):
                 pool.submit("a", pictures(2, 3))
         assert [len(each.result(60).logits) for each in waiting] == [2, 2]
-    with StreamPool(network, fitted, limits=PoolLimits(max_memory=1)) as pool:
+    with open_pool(limits=PoolLimits(max_memory=1)) as pool:
         pool.predict("a", pictures(1, 0))
         with pytest.raises(TooManyStreamsError, match="may take 1 bytes"):
             pool.predict("b", pictures(1, 0))
@@ -512,7 +496,7 @@ def test_a_pass_that_fails_hurts_only_the_culprit(
         with pytest.raises(RuntimeError, match="too bright"):
             pool.predict("new", torch.full((1, *SHAPE), 6.0))
         assert pool.names() == ["bad", "good"]
-        with pool._lock:
+        with pool._news:
             good = pool.submit("good", pictures(1, 5))
             bad = pool.submit("bad", torch.full((1, *SHAPE), 6.0))
         assert good.result(60).logits.shape == (1, 5)
@@ -523,26 +507,26 @@ def test_a_pass_that_fails_hurts_only_the_culprit(
 
 
 def test_a_disk_that_cannot_be_written_stops_no_answer(
-    network: nn.Module, fitted: ttapca.FittedFilter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_pool: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Seen(PoolObserver):
-        reasons: list[str] = []
+    class Reasons(PoolObserver):
+        heard: list[str] = []
 
         def refused(self, reason: str) -> None:
-            self.reasons.append(reason)
+            self.heard.append(reason)
 
     def full(*_: object) -> None:
         raise StorageError("no space")
 
     limits = PoolLimits(max_resident=4)
     with StreamStore(tmp_path / "s.sqlite") as store:
-        pool = StreamPool(network, fitted, store=store, limits=limits, observer=Seen())
+        pool = open_pool(store=store, limits=limits, observer=Reasons())
         with monkeypatch.context() as patch:
             patch.setattr(store, "write", full)
             for number in range(10):
                 pool.predict(f"s{number}", pictures(1, number))
             assert pool.resident == 10  # rather too many in memory than one lost
-            assert "StorageError" in Seen.reasons
+            assert "StorageError" in Reasons.heard
             with pytest.raises(StorageError, match="no space"):
                 pool.save()
         pool.predict("s10", pictures(1, 10))  # there is room again
@@ -552,26 +536,24 @@ def test_a_disk_that_cannot_be_written_stops_no_answer(
 
 
 @pytest.mark.parametrize("warned", ["ignore", "error"])
-def test_an_observer_that_raises_stops_no_answer(
-    warned: Any, network: nn.Module, fitted: ttapca.FittedFilter
-) -> None:
+def test_an_observer_that_raises_stops_no_answer(open_pool: Open, warned: Any) -> None:
     class Broken(PoolObserver):
         def passed(self, images: int, streams: int, seconds: float) -> None:
             raise RuntimeError("broken")
 
-    with StreamPool(network, fitted, observer=Broken()) as pool, warnings.catch_warnings():
+    with open_pool(observer=Broken()) as pool, warnings.catch_warnings():
         warnings.simplefilter(warned, CallbackWarning)
         for turn in range(3):
             assert pool.predict("a", pictures(1, turn), timeout=60).logits.shape == (1, 5)
 
 
 def test_a_closed_pool_answers_what_waits_and_leaves_the_model_as_it_was(
-    network: nn.Module, fitted: ttapca.FittedFilter
+    open_pool: Open, network: nn.Module
 ) -> None:
     images = pictures(4, 3, noise=0.3)
     plain = network(images)
-    pool = StreamPool(network, fitted)
-    with pool._lock:
+    pool = open_pool()
+    with pool._news:
         waiting = [pool.submit(f"s{n}", images) for n in range(5)]
         threading.Thread(target=pool.close).start()
     assert all(each.result(60).logits.shape == (4, 5) for each in waiting)

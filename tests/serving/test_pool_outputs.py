@@ -11,20 +11,16 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import left_untouched
-from serving.clients import Client, npy
+from serving.clients import Client, described, npy
+from serving.conftest import smooth_images
 from ttapca.errors import LayerOutputError, OptionError
 from ttapca.serving import StreamPool, api_models
-from ttapca.serving.rendering import predicted
+from ttapca.serving.api_models import predicted
 from ttapca.serving.service import Service, ServiceFacts
-
-SHAPE = (1, 8, 8)
 
 
 def pictures(count: int, seed: int, noise: float = 0.0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    rough = torch.rand(count, *SHAPE, generator=generator)
-    smooth = nn.functional.avg_pool2d(rough, 3, stride=1, padding=1)
-    return (smooth + noise * torch.randn(count, *SHAPE, generator=generator)).clamp(0, 1)
+    return smooth_images(count, seed, (1, 8, 8), noise).clamp(0, 1)
 
 
 def network(outputs: int, *after: nn.Module) -> nn.Module:
@@ -106,7 +102,7 @@ def test_labels_over_http() -> None:
         client = Client(Service(pool, ServiceFacts("own", "0", tuple("abcd"))))
         pixels = (pictures(5, seed=2) * 255).byte().permute(0, 2, 3, 1).numpy()
         response = client.ask("POST", "/v1/predict?stream=a", **npy(pixels))
-        api_models.PredictAnswer.model_validate(response.json(), strict=True)
+        described(response, api_models.PredictAnswer)
         client.close()
     logits = model(torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255)
     for said, row in zip(response.json()["predictions"], logits, strict=True):

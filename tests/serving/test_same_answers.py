@@ -27,6 +27,7 @@ from ttapca.serving.answers import Mode
 SAME = 1e-4  # in logits: passes of other sizes round in other ways
 NAME = "cifar10-resnet20"
 Batches = list[Tensor]
+Adapted = dict[str, tuple[list[Tensor], ttapca.Health]]
 
 
 @functools.cache
@@ -94,9 +95,7 @@ def nobody(health: ttapca.Health) -> None:
 
 
 @pytest.fixture(scope="module")
-def adapted(
-    network: nn.Module, fitted: ttapca.FittedFilter
-) -> dict[str, tuple[list[Tensor], ttapca.Health]]:
+def adapted(network: nn.Module, fitted: ttapca.FittedFilter) -> Adapted:
     """What an adapter answers to each stream, and the health of it then."""
     found = {}
     with adapter_of(network, fitted) as adapter:
@@ -112,7 +111,7 @@ def pool(network: nn.Module, fitted: ttapca.FittedFilter) -> Iterator[StreamPool
         yield made
 
 
-class Gathered(PoolObserver):
+class Passes(PoolObserver):
     """Counts the streams of each pass."""
 
     def __init__(self) -> None:
@@ -140,12 +139,12 @@ def assert_same_health(found: ttapca.Health, expected: ttapca.Health) -> None:
 
 def asked_together(pool: StreamPool, turn: dict[str, Tensor]) -> dict[str, Tensor]:
     """Ask for several streams at once, so that they share a pass."""
-    with pool._lock:  # nothing is gathered before all have asked
+    with pool._news:  # no pass begins before all have asked
         asked = {name: pool.submit(name, batch) for name, batch in turn.items()}
     return {name: each.result(60).logits for name, each in asked.items()}
 
 
-def gathered(pool: StreamPool, streams: dict[str, Batches]) -> dict[str, list[Tensor]]:
+def asked_in_turns(pool: StreamPool, streams: dict[str, Batches]) -> dict[str, list[Tensor]]:
     """Ask for the next batch of every stream that has one, again and again."""
     found: dict[str, list[Tensor]] = {name: [] for name in streams}
     for number in range(max(map(len, streams.values()))):
@@ -159,7 +158,7 @@ def gathered(pool: StreamPool, streams: dict[str, Batches]) -> dict[str, list[Te
 
 
 def test_the_streams_are_what_their_names_say(
-    adapted: dict[str, tuple[list[Tensor], ttapca.Health]],
+    adapted: Adapted,
 ) -> None:
     """Else the tests below would not look at what they are for."""
     said = {name: health for name, (_, health) in adapted.items()}
@@ -178,9 +177,7 @@ def test_the_streams_are_what_their_names_say(
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_a_stream_that_is_alone(
-    name: str, pool: StreamPool, adapted: dict[str, tuple[list[Tensor], ttapca.Health]]
-) -> None:
+def test_a_stream_that_is_alone(name: str, pool: StreamPool, adapted: Adapted) -> None:
     expected, health = adapted[name]
     assert_same([pool.predict(name, batch).logits for batch in STREAMS[name]()], expected)
     assert_same_health(pool.status(name).health, health)
@@ -189,16 +186,16 @@ def test_a_stream_that_is_alone(
 def test_streams_that_share_passes(
     network: nn.Module,
     fitted: ttapca.FittedFilter,
-    adapted: dict[str, tuple[list[Tensor], ttapca.Health]],
+    adapted: Adapted,
 ) -> None:
     """Also beside streams in shadow, and streams that are only watched."""
-    seen, limits = Gathered(), PoolLimits(max_batch=1000)
+    seen, limits = Passes(), PoolLimits(max_batch=1000)
     with StreamPool(network, fitted, observer=seen, limits=limits) as pool:
         streams = {name: make() for name, make in STREAMS.items()}
         beside: dict[str, Mode] = {"in-shadow": "shadow", "watched": "off"}
         for name, mode in beside.items():
             pool.set_mode(name, mode)
-        answers = gathered(pool, streams | dict.fromkeys(beside, streams["noisy-by-class"]))
+        answers = asked_in_turns(pool, streams | dict.fromkeys(beside, streams["noisy-by-class"]))
         assert seen.streams[:6] == [len(STREAMS) + 2] * 6
         for name, (expected, health) in adapted.items():
             assert_same(answers[name], expected)
@@ -216,7 +213,7 @@ def untouched(batches: Batches) -> list[Tensor]:
 
 
 def test_a_stream_in_shadow_has_learned_what_one_that_is_on_has(
-    pool: StreamPool, adapted: dict[str, tuple[list[Tensor], ttapca.Health]]
+    pool: StreamPool, adapted: Adapted
 ) -> None:
     name = "noisy-by-class"
     batches, (expected, health) = STREAMS[name](), adapted[name]
@@ -236,7 +233,7 @@ def test_a_pool_goes_on_where_an_adapter_has_saved(
     name: str,
     network: nn.Module,
     fitted: ttapca.FittedFilter,
-    adapted: dict[str, tuple[list[Tensor], ttapca.Health]],
+    adapted: Adapted,
     tmp_path: Path,
 ) -> None:
     batches, (expected, health) = STREAMS[name](), adapted[name]
@@ -261,7 +258,7 @@ def test_an_adapter_goes_on_where_a_pool_was_dumped(
     name: str,
     network: nn.Module,
     fitted: ttapca.FittedFilter,
-    adapted: dict[str, tuple[list[Tensor], ttapca.Health]],
+    adapted: Adapted,
     tmp_path: Path,
 ) -> None:
     batches, (expected, health) = STREAMS[name](), adapted[name]
@@ -334,7 +331,7 @@ def test_any_network_by_any_options(kind: str, options: str) -> None:
     with adapter_of(model, fitted, **given) as adapter:
         expected = {name: [adapter.stream(name)(x) for x in own] for name, own in streams.items()}
     with StreamPool(model, fitted, input_shape=(3, 6, 6), **given) as pool:
-        together = gathered(pool, streams)
+        together = asked_in_turns(pool, streams)
     for name, own in expected.items():
         assert_same(together[name], own)
 
@@ -402,7 +399,7 @@ def test_whatever_comes_together(
     found = []
     with StreamPool(model, fitted, input_shape=clean.shape[1:]) as pool:
         for first in range(0, len(batches), together):
-            with pool._lock:  # nothing is gathered before all have asked
+            with pool._news:  # no pass begins before all have asked
                 asked = [pool.submit(*each) for each in batches[first : first + together]]
             found += [each.result(60).logits for each in asked]
     assert_same(found, expected)

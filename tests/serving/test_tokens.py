@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.clients import SECRETS, token
-from ttapca.errors import OptionError, StreamNameError, TooManyStreamsError
-from ttapca.serving.stream_names import check_name
-from ttapca.serving.stream_quotas import StreamQuotas
+from ttapca.errors import OptionError, StreamNameError
+from ttapca.serving.stream_record import check_name
 from ttapca.serving.tokens import ANYBODY, Token, Tokens, read_tokens
 
 SECRET = "correct horse battery staple"
@@ -169,80 +166,3 @@ def test_no_token_can_name_a_stream_of_another(one: str, other: str) -> None:
     assert first != second
     assert not hall.owns(first)
     assert not shop.owns(second)
-
-
-def test_a_token_begins_as_many_streams_as_it_may() -> None:
-    names = ["shop.a", "hall.x"]
-    shop = token("shop", "predict", max_streams=3)
-
-    async def begin(quotas: StreamQuotas, *streams: str, fail: bool = False) -> None:
-        async with quotas.beginning(shop, streams[0]):
-            if len(streams) > 1:
-                await begin(quotas, *streams[1:], fail=fail)
-            if fail:
-                raise KeyError(streams)
-
-    async def play() -> None:
-        quotas = StreamQuotas(lambda: list(names))
-        with pytest.raises(TooManyStreamsError, match="`shop` may have 3 streams"):
-            await begin(quotas, "shop.b", "shop.c", "shop.d")  # none of them has ended
-        with pytest.raises(KeyError, match="shop"):
-            await begin(quotas, "shop.b", "shop.c", fail=True)
-        await begin(quotas, "shop.d", "shop.d", "shop.a")
-        names.append("shop.d")
-        await begin(quotas, "shop.e")
-        names.append("shop.e")
-        with pytest.raises(TooManyStreamsError, match="Delete one"):
-            await begin(quotas, "shop.f")
-        await begin(quotas, "shop.a")  # it is there already
-        names.remove("shop.d")  # deleted in some way
-        await begin(quotas, "shop.f")
-
-    asyncio.run(play())
-
-
-def test_a_stream_of_a_request_that_failed_late_counts() -> None:
-    """It may have begun: the pool goes on with what it was given when nobody waits any more."""
-    shop = token("shop", "predict", max_streams=1)
-
-    names: list[str] = []
-    quotas = StreamQuotas(lambda: list(names))
-
-    async def begin(stream: str) -> None:
-        async with quotas.beginning(shop, stream):
-            names.append(stream)
-            raise KeyError("too late")
-
-    async def play() -> None:
-        with pytest.raises(KeyError, match="too late"):
-            await begin("shop.a")
-        with pytest.raises(TooManyStreamsError, match="`shop` may have 1 streams"):
-            await begin("shop.b")
-
-    asyncio.run(play())
-
-
-def test_a_stream_that_begins_while_others_are_counted_counts() -> None:
-    shop = token("shop", "predict", max_streams=1)
-    counted, begun = threading.Event(), threading.Event()
-
-    def names() -> list[str]:
-        if counted.is_set():  # for the second time: nothing is there yet, and it takes a while
-            assert begun.wait(60)
-        return []
-
-    async def begin(quotas: StreamQuotas, stream: str) -> None:
-        async with quotas.beginning(shop, stream):
-            pass
-
-    async def play() -> None:
-        quotas = StreamQuotas(names)
-        async with quotas.beginning(shop, "shop.a"):
-            counted.set()
-            other = asyncio.create_task(begin(quotas, "shop.b"))
-            await asyncio.sleep(0.1)  # it is counting
-        begun.set()
-        with pytest.raises(TooManyStreamsError, match="`shop` may have 1 streams"):
-            await other
-
-    asyncio.run(play())

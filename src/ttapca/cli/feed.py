@@ -47,8 +47,7 @@ class StreamOptions:
 
     def plans(self, seed: int) -> list[StreamPlan]:
         """Return what each stream sends."""
-        from ttapca.serving.feed_schedule import parse_schedule, parse_seconds
-        from ttapca.serving.feeding import StreamPlan
+        from ttapca.serving.feeding import StreamPlan, parse_schedule, parse_seconds
 
         texts = self.schedule or [DEFAULT_SCHEDULE]
         if len(texts) > self.streams:
@@ -88,8 +87,7 @@ def feed(
     The labels are known, so that it shows how many answers are right. A schedule is a list such as
     "clean 20s, fog:5 20s, clean 20s"; Ctrl-C ends it, and prints what was found so far.
     """
-    from ttapca.serving.feed_schedule import parse_seconds
-    from ttapca.serving.feeding import Feeder, Pace, check_fits
+    from ttapca.serving.feeding import Feeder, Pace, check_fits, parse_seconds
     from ttapca.serving.server_client import ServerClient
 
     plans = streams.plans(images.seed)

@@ -107,10 +107,9 @@ def serve(
     from ttapca.serving.answers import Mode
     from ttapca.serving.http_server import listen, signals_put_back, url_of
     from ttapca.serving.http_server import serve as run
+    from ttapca.serving.limits import PoolLimits, RequestLimits
     from ttapca.serving.metrics import Metrics
     from ttapca.serving.pool import StreamPool
-    from ttapca.serving.pool_limits import PoolLimits
-    from ttapca.serving.request_limits import RequestLimits
     from ttapca.serving.request_log import logging_to
     from ttapca.serving.service import Service
     from ttapca.serving.stream_store import StreamStore

@@ -6,20 +6,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
+    from ttapca.serving.answers import Answer, Mode, PoolObserver, StreamGlance, StreamStatus
+    from ttapca.serving.limits import PoolLimits
     from ttapca.serving.onnx_export import export_onnx
     from ttapca.serving.pool import StreamPool
-    from ttapca.serving.pool_limits import PoolLimits, PoolObserver
     from ttapca.serving.stream_store import StreamStore
     from ttapca.spectral.state_files import with_tensors
 
 # They need torch, which takes long to import: the command line shows its help without it.
-_LAZY = {
-    "answers": ("Answer", "Mode", "StreamGlance", "StreamStatus"),
-    "onnx_export": ("export_onnx",),
-    "pool": ("StreamPool",),
-    "pool_limits": ("PoolLimits", "PoolObserver"),
-    "stream_store": ("StreamStore",),
+_MODULES = {
+    "ttapca.serving.answers": ("Answer", "Mode", "PoolObserver", "StreamGlance", "StreamStatus"),
+    "ttapca.serving.limits": ("PoolLimits",),
+    "ttapca.serving.onnx_export": ("export_onnx",),
+    "ttapca.serving.pool": ("StreamPool",),
+    "ttapca.serving.stream_store": ("StreamStore",),
+    "ttapca.spectral.state_files": ("with_tensors",),
 }
 
 __all__ = [
@@ -29,9 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "with_tensors":
-        return importlib.import_module("ttapca.spectral.state_files").with_tensors
-    for module, names in _LAZY.items():
+    for module, names in _MODULES.items():
         if name in names:
-            return getattr(importlib.import_module(f"ttapca.serving.{module}"), name)
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module `ttapca.serving` has no `{name}`")

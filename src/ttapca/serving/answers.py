@@ -1,4 +1,4 @@
-"""What a pool answers, and what it tells about a stream."""
+"""The answers of a pool, and the status of a stream."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Mode = Literal["off", "shadow", "on"]
 
 @dataclass(frozen=True)
 class StreamStatus:
-    """How a stream is and what was done with it.
+    """How a stream is, and how its requests were answered.
 
     Attributes:
-        health: What is seen of its images.
+        health: Of its images.
         mode: Whether its images are adapted to.
-        gains: What each band of components is scaled by when it is `on`, as in `health.bands`.
+        gains: Scale of each band of components in the mode `on`, as in `health.bands`.
         requests: How many requests were answered.
-        adapted_share: Of all images, how many were answered with a filter that changed them.
-        disagreement: Of all images in shadow, how many have another class when adapted; None before
-            any.
-        shifted_since: When the shift began that is going on, in seconds since 1970; None without.
+        adapted_share: Share of all images that were answered with a filter that changed them.
+        disagreement: Share of all images in shadow that have another class when adapted; None
+            before any.
+        shifted_since: When the present shift began, in seconds since 1970; None without.
         last_seen: When its last images came; None before any.
     """
 
@@ -42,13 +42,12 @@ class StreamStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """Return numbers, text, lists and dicts, as JSON and logs want them."""
-        found = asdict(self)
-        return {**found, "health": self.health.to_dict(), "gains": list(self.gains)}
+        return {**asdict(self), "health": self.health.to_dict(), "gains": list(self.gains)}
 
 
 @dataclass(frozen=True)
 class StreamGlance:
-    """The part of a stream's status that costs nothing to tell, for answers and for lists of many.
+    """The part of a stream's status that takes no computing, for answers and for long lists.
 
     Attributes:
         stream: Its name.
@@ -57,11 +56,8 @@ class StreamGlance:
         requests: How many requests were answered.
         skipped: How many requests changed nothing, since their numbers were not finite.
         shift: How surely it has shifted, from 0 to 1.
-        shifted: Whether its alarm says so.
-        adapted_share: As in `StreamStatus`.
-        disagreement: As in `StreamStatus`.
-        shifted_since: When that began, in seconds since 1970; None without.
-        last_seen: When its last images came; None before any.
+        shifted: Whether its alarm is on.
+        adapted_share, disagreement, shifted_since, last_seen: As in `StreamStatus`.
     """
 
     stream: str
@@ -82,12 +78,12 @@ class Answer:
     """The answer to one request.
 
     Attributes:
-        logits: What is answered, a row for each image, as the network returns them; those of the
-            untouched network unless the mode is `on`.
-        outputs: What they mean: `multiclass`, `binary` or `multilabel`.
+        logits: A row for each image, as the network returns them; those of the untouched network
+            unless the mode is `on`.
+        outputs: Their meaning: `multiclass`, `binary` or `multilabel`.
         adapted: Whether a filter changed the images that are answered for.
         differ: In shadow, how many images have another class when adapted; None in other modes, and
-            where the adapted network has no finite numbers: then the request is skipped.
+            if the adapted network has no finite numbers: then the request is skipped.
         glance: How the stream is after this request, in short.
     """
 
@@ -100,12 +96,12 @@ class Answer:
 
     @property
     def stream(self) -> str:
-        """Whose images they are."""
+        """The name of the stream."""
         return self.glance.stream
 
     @property
     def mode(self) -> Mode:
-        """The mode of that stream."""
+        """The mode of the stream."""
         return self.glance.mode
 
     @property
@@ -115,10 +111,30 @@ class Answer:
 
     @property
     def shifted(self) -> bool:
-        """Whether its alarm says so."""
+        """Whether the alarm of the stream is on."""
         return self.glance.shifted
 
     @cached_property
     def status(self) -> StreamStatus:
         """The status of the stream after this request; computed when it is asked for."""
         return self._status()
+
+
+class PoolObserver:
+    """Hears of the work of a pool, in the thread that does it; by default it does nothing.
+
+    If it raises an `Exception`, the pool gives a `CallbackWarning` and goes on.
+    """
+
+    def passed(self, images: int, streams: int, seconds: float) -> None:
+        """Take note of a forward pass."""
+
+    def answered(self, answer: Answer, waited: float) -> None:
+        """Take note of an answer before it is given, and of the seconds since its images came."""
+
+    def refused(self, reason: str) -> None:
+        """Take note of a request that was refused, or of states that could not be saved.
+
+        Args:
+            reason: The name of the error.
+        """

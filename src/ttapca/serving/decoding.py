@@ -1,11 +1,12 @@
 """From the body of a request to images: pictures, `.npy` arrays, or numbers in JSON.
 
-Nothing that a header states is believed before it was compared with the bytes that are there and
-with what the network takes; nothing is unpickled.
+A statement of a header is compared with the bytes that are there and with the input of the network
+before it is believed; nothing is unpickled.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -15,15 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import Field, File, FormParser, parse_options_header
 from torch import Tensor
 
 from ttapca._checks import InstanceOf, ListOf, Record, Whole, conform, shown
 from ttapca.datasets.pictures import PictureSize, open_picture, picture_pixels
 from ttapca.datasets.reading import parse_npy, reading
 from ttapca.errors import DataFormatError, OptionError, ShapeError
-from ttapca.serving.multipart import files_of_form
-from ttapca.serving.refusals import Refusal
-from ttapca.serving.request_limits import MEGABYTE, RequestLimits
+from ttapca.serving.http_errors import HttpError
+from ttapca.serving.limits import MEGABYTE, RequestLimits
 from ttapca.support.parsing import parse_json
 
 FORMATS = ("PNG", "JPEG")
@@ -33,23 +35,15 @@ CONTENT_TYPES = (FORM, *PICTURE_TYPES, JSON, NPY)
 # A number in JSON takes 2 bytes there and 32 in memory, and is read by one thread at a time.
 MOST_JSON = 8 * MEGABYTE
 FLOATS = ("float16", "float32", "float64")
-
-
+FIELD = "images"  # of a form
 BODY = Record({"images": ListOf(InstanceOf(list), 1, 1_000_000)}, {"scale": Whole(255, 255)})
+# It would write lines to standard error for damaged forms; the answer says as much.
+logging.getLogger(FormParser.__module__).addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True)
 class ImageDecoder:
     """Turns bodies of requests into images of one network.
-
-    Attributes:
-        shape: Of one image as the network takes it, such as (channels, height, width).
-        limits: How much a request may hold.
-        size: How pictures of another size are brought to the network's; by default they are resized
-            with their proportions kept, and as little is cut off as can be.
-
-    Raises:
-        OptionError: `size` does not lead to what the network takes, or has no meaning for it.
 
     Example:
         >>> body = b'{"images": [[[[0, 128], [255, 0]]]], "scale": 255}'
@@ -57,8 +51,10 @@ class ImageDecoder:
         torch.Size([1, 1, 2, 2])
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one image as the network takes it: (channels, height, width)
     limits: RequestLimits = field(default_factory=RequestLimits)
+    # How pictures get the network's size; by default they are resized with their proportions kept,
+    # and as little as possible is cut off.
     size: PictureSize | None = None
 
     def __post_init__(self) -> None:
@@ -67,18 +63,12 @@ class ImageDecoder:
         sides = (sides, sides) if isinstance(sides, int) else sides
         if self.size is not None and not (self._takes_pictures and sides == self.shape[1:]):
             raise OptionError(
-                f"Pictures must be brought to what the network takes, {self._shapes()}; found "
+                f"Pictures must get the size that the network takes, {self._shapes()}; found "
                 f"{self.size}. Leave it out."
             )
 
     def images(self, content_type: str, body: bytes) -> Tensor:
-        """Return the images of a request, float32 in [0, 1], (images, channels, height, width).
-
-        Raises:
-            Refusal: The content has another type, or is too large.
-            DataFormatError: The body cannot be read, or its numbers cannot be images.
-            ShapeError: The images have another shape than the network takes.
-        """
+        """Return the images of a request, float32 in [0, 1], (images, channels, height, width)."""
         kind = content_type.partition(";")[0].strip().lower()
         if kind == FORM:
             return self._pictures(files_of_form(body, content_type, self.limits.max_images))
@@ -91,8 +81,7 @@ class ImageDecoder:
             return self._tensor(array)
         if kind == JSON:
             return self._tensor(self._numbers(body))
-        raise Refusal(
-            415,
+        raise HttpError(
             "unsupported_type",
             f"Images are sent as one of {', '.join(CONTENT_TYPES)}; found {shown(kind)}. Set the "
             "header Content-Type.",
@@ -101,10 +90,6 @@ class ImageDecoder:
     @property
     def _takes_pictures(self) -> bool:
         return len(self.shape) == 3 and self.shape[0] in (1, 3)
-
-    def _size(self) -> PictureSize:
-        height, width = self.shape[1:]
-        return self.size or PictureSize(height if height == width else (height, width))
 
     def _pictures(self, files: Sequence[bytes]) -> Tensor:
         """Decode pictures and bring them to the network's size."""
@@ -115,12 +100,13 @@ class ImageDecoder:
             )
         if not files:
             raise DataFormatError("A request has at least one image; this form has none.")
-        size, opened = self._size(), []
+        channels, height, width = self.shape
+        size = self.size or PictureSize(height if height == width else (height, width))
+        opened = []
         for number, content in enumerate(files):
             with _reading_picture(number):
                 opened.append(open_picture(content, FORMATS))
         self._check_pixels([each.size for each in opened], size)
-        channels, height, width = self.shape
         images = np.empty((len(opened), height, width, channels), np.uint8)
         for number, picture in enumerate(opened):
             with _reading_picture(number), picture:
@@ -129,22 +115,20 @@ class ImageDecoder:
         return self._tensor(images)
 
     def _check_pixels(self, sizes: Sequence[tuple[int, int]], size: PictureSize) -> None:
-        """Refuse pictures that are large, or would be while they are resized, before the work."""
+        """Refuse pictures that are large, or would be while they are resized."""
         resized = (size.resized(*each) for each in sizes)
         pixels = sum(max(w * h, rw * rh) for (w, h), (rw, rh) in zip(sizes, resized, strict=True))
         if pixels > self.limits.max_pixels:
-            raise Refusal(
-                413,
+            raise HttpError(
                 "too_many_pixels",
                 f"The pictures of a request have at most {self.limits.max_pixels:,} pixels "
                 f"together; these have {pixels:,}. Make them smaller, or send several requests.",
             )
 
     def _numbers(self, body: bytes) -> NDArray[Any]:
-        """Return the array in JSON: bytes if it states their scale, else floating point."""
+        """Return the array in JSON: uint8 if it states the scale 255, else floating point."""
         if len(body) > MOST_JSON:
-            raise Refusal(
-                413,
+            raise HttpError(
                 "body_too_large",
                 f"JSON has at most {MOST_JSON:,} bytes; found {len(body):,}. Send arrays as "
                 f"`.npy` ({NPY}), which is smaller and faster.",
@@ -170,7 +154,7 @@ class ImageDecoder:
         return found.astype(np.uint8)
 
     def _tensor(self, found: NDArray[Any]) -> Tensor:
-        """Return an array as the network takes it, or say why it cannot be images."""
+        """Return an array as the network takes it, or raise if it cannot be images."""
         kind = found.dtype.newbyteorder("=").name
         if kind not in ("uint8", *FLOATS):
             raise DataFormatError(
@@ -185,12 +169,12 @@ class ImageDecoder:
             )
         if kind != "uint8":
             low, high = float(found.min()), float(found.max())
-            if not (low >= 0 and high <= 1):  # also where they are NaN
+            if not (low >= 0 and high <= 1):  # also if they are NaN
                 raise DataFormatError(
                     f"Numbers of images must be finite, from 0 to 1; found {low:g} to {high:g}. "
                     "Divide pixels by 255, or send them as uint8 (in JSON: with `scale` 255)."
                 )
-        # Where both fit, bytes are as pictures are stored, and numbers as networks take them.
+        # If both fit, bytes are as pictures are stored, and numbers as networks take them.
         stored = found.shape[1:] == self._by_pixel and len(self.shape) == 3
         moved = stored and (kind == "uint8" or self._by_pixel != self.shape)
         planes = np.moveaxis(found, -1, 1) if moved else found
@@ -216,3 +200,50 @@ class ImageDecoder:
 
 def _reading_picture(number: int) -> AbstractContextManager[None]:
     return reading(Path(f"Picture {number + 1}"), "cannot be read", "Send PNG or JPEG files.")
+
+
+def files_of_form(body: bytes, content_type: str, most: int) -> list[bytes]:
+    """Return the files of a form, in their order, `most` at most; other fields are an error."""
+    _, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary")
+    if not boundary:
+        raise DataFormatError(
+            "A form states its boundary: `Content-Type: multipart/form-data; boundary=...`; this "
+            "one does not. Let your client make the header."
+        )
+    files: list[bytes] = []
+    ends: list[bool] = []
+
+    def add(part: Field | File) -> None:
+        if part.field_name != FIELD.encode():
+            name = (part.field_name or b"").decode("utf-8", "replace")
+            raise DataFormatError(
+                f"A form has pictures only, in fields called `{FIELD}`; found {shown(name)}. With "
+                f"curl: --form {FIELD}=@picture.png"
+            )
+        if len(files) == most:
+            raise DataFormatError(
+                f"A request has at most {most:,} images; this form has more. Send several requests."
+            )
+        if isinstance(part, File):
+            part.file_object.seek(0)
+            files.append(part.file_object.read())
+        else:
+            files.append(part.value or b"")
+
+    # A part stays in memory: the body is bounded, and is there as a whole.
+    memory = {"MAX_MEMORY_FILE_SIZE": len(body)}
+    try:
+        parser = FormParser(
+            FORM, add, add, on_end=lambda: ends.append(True), boundary=boundary, config=memory
+        )
+        parser.write(body)
+        parser.finalize()
+    except FormParserError as error:
+        raise DataFormatError(
+            f"The form cannot be read: {str(error)[:200].rstrip('.')}. Send pictures in fields "
+            f"called `{FIELD}`; with curl: --form {FIELD}=@picture.png"
+        ) from error
+    if not ends:
+        raise DataFormatError("The form is cut short: its last boundary is missing. Send it whole.")
+    return files

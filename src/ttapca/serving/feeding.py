@@ -1,44 +1,149 @@
 """Play a data set against a server, as cameras whose images get worse and better again.
 
-Each stream has a thread and a connection of its own. What it sends depends on the data, the
-schedule and the seed alone: a condition of 20 s at 10 images a second has 200 images, also where
-the server is too slow to take them in 20 s.
+Each stream has a thread and a connection of its own. Its images depend on the data, the schedule
+and the seed alone: a condition of 20 s at 10 images a second has 200 images, also if the server is
+too slow to take them in 20 s.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ttapca._checks import Number, Whole, check_option
 from ttapca.corruptions import load_textures
+from ttapca.corruptions.catalogue import SEVERITIES, find
 from ttapca.corruptions.small_images import corrupt_any_size, needs_photographs
 from ttapca.datasets import Images, Order, choose
 from ttapca.errors import FeedError, OptionError
-from ttapca.serving.feed_schedule import CLEAN, Step
 from ttapca.serving.server_client import ServerClient
 
 STOPPING = 2.0  # seconds that a request may take to end when feeding stops
 LATE = 1.0  # seconds behind its time from which a stream does not catch up
 
+# Schedules ---------------------------------------------------------------------------------------
+
+CLEAN = "clean"
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+LONGEST = 1_000_000_000  # images or seconds of one condition
+STEP = re.compile(
+    r"(?P<corruption>\w+)(?::(?P<severity>\w+))?\s+(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)"
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One condition of a schedule, and how long it lasts."""
+
+    corruption: str  # or `clean`
+    severity: int  # 0 for clean images
+    amount: float
+    unit: Literal["seconds", "images"]
+
+    @property
+    def title(self) -> str:
+        """The condition as the schedule writes it, such as `fog:5`."""
+        return f"{self.corruption}:{self.severity}" if self.severity else self.corruption
+
+    def images(self, rate: float) -> int:
+        """Return how many images it has at a rate a second; at least one."""
+        count = self.amount if self.unit == "images" else self.amount * rate
+        return max(1, round(count))
+
+
+def parse_schedule(text: str) -> tuple[Step, ...]:
+    """Return the steps of a schedule: `CONDITION DURATION`, separated by commas.
+
+    A condition is `clean`, or a corruption with its severity (5 if none is given). A duration is a
+    number with `s`, `m` or `h`, or a number of `images`.
+
+    Raises:
+        OptionError: It is no schedule, or there is no such corruption.
+
+    Example:
+        >>> steps = parse_schedule("clean 20s, snow:3 1.5m, fog 50 images")
+        >>> [step.title for step in steps]
+        ['clean', 'snow:3', 'fog:5']
+    """
+    return tuple(_step(word.strip(), text) for word in text.split(","))
+
+
+def parse_seconds(text: str, option: str) -> float:
+    """Return the seconds of a duration such as `5s`, `1.5m` or `2h`; `s` may be left out."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text, re.ASCII)
+    if not found:
+        raise OptionError(f"{option} takes a duration such as 5s, 1.5m or 1h; found `{text}`.")
+    return float(found[1]) * SECONDS[found[2] or "s"]
+
+
+def _step(word: str, text: str) -> Step:
+    found = re.fullmatch(STEP, word)
+    if not found or found["unit"] not in (*SECONDS, "image", "images"):
+        raise OptionError(
+            "A schedule has conditions and how long they last, such as `clean 20s, fog:5 20s` or "
+            f"`clean 300 images`; found `{word or text}`."
+        )
+    corruption, severity = CLEAN, 0
+    if found["corruption"] != CLEAN:
+        corruption = find(found["corruption"]).name
+        severity = _severity(found["severity"] or str(SEVERITIES[-1]), word)
+    elif found["severity"]:
+        raise OptionError(f"Clean images have no severity; found `{word}`.")
+    amount = float(found["amount"]) * SECONDS.get(found["unit"], 1)
+    if not 0 < amount <= LONGEST:
+        raise OptionError(f"A condition lasts longer than nothing, not for ever; found `{word}`.")
+    return Step(corruption, severity, amount, "seconds" if found["unit"] in SECONDS else "images")
+
+
+def _severity(digits: str, word: str) -> int:
+    if digits not in map(str, SEVERITIES):
+        raise OptionError(
+            f"A severity is from {SEVERITIES[0]} to {SEVERITIES[-1]}, as in `fog:3 20s`; found "
+            f"`{word}`."
+        )
+    return int(digits)
+
+
+# Feeding -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """The images of one stream."""
+
+    name: str
+    schedule: tuple[Step, ...]
+    seed: int = 0  # for the order of its images
+    delay: float = 0.0  # seconds until it begins
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast images are sent, and in which order."""
+
+    rate: float = 10.0  # images a second, in each stream
+    batch: int = 1  # images a request
+    order: Order = "shuffled"  # each round through the images has its own seed
+    loop: bool = False  # whether a schedule begins again when it is over
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_option("rate", self.rate, Number(above=0))
+        check_option("batch", self.batch, Whole(1))
+
 
 @dataclass
 class Tally:
-    """What was sent under one condition and answered in one mode.
-
-    Example:
-        >>> tally = Tally(Step("fog", 5, 20, "seconds"), "on", images=8, right=6)
-        >>> tally.accuracy
-        75.0
-    """
+    """Counts of the images that were sent under one condition and answered in one mode."""
 
     step: Step
     mode: str = ""  # before the first answer
@@ -51,95 +156,27 @@ class Tally:
         """Right answers in percent; None before the first."""
         return 100 * self.right / self.images if self.images else None
 
-    def add(self, images: int, right: int, adapted: int) -> None:
-        """Count an answer."""
-        self.images += images
-        self.right += right
-        self.adapted += adapted
-
-
-@dataclass(frozen=True)
-class StreamPlan:
-    """What one stream sends.
-
-    Attributes:
-        name: Of the stream.
-        schedule: Its conditions, one after another.
-        seed: For the order of its images.
-        delay: Seconds until it begins.
-    """
-
-    name: str
-    schedule: tuple[Step, ...]
-    seed: int = 0
-    delay: float = 0.0
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How fast images are sent, and in which order.
-
-    Attributes:
-        rate: Images a second, in each stream.
-        batch: Images a request.
-        order: As `ttapca.datasets.choose` has it; each round through the images has its own seed.
-        loop: Whether a schedule begins again when it is over.
-
-    Raises:
-        OptionError: A value cannot be.
-    """
-
-    rate: float = 10.0
-    batch: int = 1
-    order: Order = "shuffled"
-    loop: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        check_option("rate", self.rate, Number(above=0))
-        check_option("batch", self.batch, Whole(1))
-
 
 @dataclass
 class FedStream:
-    """How it goes with one stream; its thread writes, anybody may read.
-
-    Attributes:
-        plan: What it sends.
-        current: Since the condition or the mode changed; None before the first condition.
-        totals: By condition and mode, over all rounds of the schedule.
-        health: What the server said last about the stream; empty before.
-        retries: How often a request had to be sent again.
-        late: Seconds that it has lost in all, where the server was slower than the images.
-        finished: Whether the schedule is over.
-        failure: Why it ended early.
-    """
+    """The progress of one stream; its thread writes, other threads read."""
 
     plan: StreamPlan
-    current: Tally | None = None
-    totals: dict[tuple[str, str], Tally] = field(default_factory=dict)
-    health: dict[str, Any] = field(default_factory=dict)
-    retries: int = 0
-    late: float = 0.0
+    current: Tally | None = None  # since the condition or the mode changed
+    totals: dict[tuple[str, str], Tally] = field(default_factory=dict)  # by condition and mode
+    health: dict[str, Any] = field(default_factory=dict)  # in the last answer
+    retries: int = 0  # requests that had to be sent again
+    late: float = 0.0  # seconds that it has lost, if the server was slower than the images
     finished: bool = False
-    failure: Exception | None = None
+    failure: Exception | None = None  # why it ended early
 
     @property
     def sent(self) -> int:
         """Images that were answered, over all conditions."""
         return sum(tally.images for tally in list(self.totals.values()))
 
-    def begin(self, step: Step) -> None:
-        """Begin a condition."""
-        self.current = Tally(step)
-
-    def count(self, labels: NDArray[np.int64], answer: dict[str, Any]) -> None:
-        """Count an answer of the server.
-
-        Raises:
-            FeedError: It is not what a server of ttapca answers.
-        """
-        assert self.current is not None  # noqa: S101 - `begin` comes first
+    def count(self, step: Step, labels: NDArray[np.int64], answer: dict[str, Any]) -> None:
+        """Count an answer under a condition; raise `FeedError` if it is not one of ttapca."""
         try:
             classes = [each["class"] for each in answer["predictions"]]
             pairs = zip(classes, labels.tolist(), strict=True)
@@ -151,30 +188,23 @@ class FedStream:
                 "A server of ttapca answers with a class for each image and with the health of the "
                 f"stream; this one did not ({error!r}). It may be of another version."
             ) from error
-        step = self.current.step
-        if not self.current.images:  # the first answer says in which mode the stream is
-            self.current.mode = mode
-        elif self.current.mode != mode:  # somebody has switched it: counted by itself from here on
-            self.current = Tally(step, mode)
+        current = self.current
+        if current is None or (current.images and current.mode != mode):  # it was switched
+            current = self.current = Tally(step)
+        current.mode = mode
         total = self.totals.get((step.title, mode)) or Tally(step, mode)
-        for tally in (self.current, total):
-            tally.add(len(labels), right, adapted)
-        self.totals[step.title, mode] = total  # at last: whoever looks finds no empty one
+        for tally in (current, total):
+            tally.images += len(labels)
+            tally.right += right
+            tally.adapted += adapted
+        self.totals[step.title, mode] = total  # at last: a reader finds no empty one
 
 
 class Feeder:
     """Feeds streams from the moment it is entered until all schedules are over or it is left.
 
-    Args:
-        images: What the cameras see.
-        plans: One for each stream.
-        client: How to reach the server; every stream gets a copy of it.
-        pace: How fast, and in which order.
-        textures: The folder with the photographs of frost, for large images.
-
-    Raises:
-        OptionError: Two streams have one name.
-        DataNotFoundError: A schedule has frost, and there are no photographs for it.
+    Every stream gets a copy of the client. `textures` is the folder with the photographs of frost,
+    for large images.
     """
 
     def __init__(
@@ -189,7 +219,7 @@ class Feeder:
             raise OptionError("Every stream needs a name of its own; found one name twice.")
         steps = [step for plan in plans for step in plan.schedule if step.corruption != CLEAN]
         if any(needs_photographs(images.images, step.corruption) for step in steps):
-            load_textures(textures)  # now: nobody wants to be told in the middle of a schedule
+            load_textures(textures)  # an error now is better than one amid a schedule
         self.images, self.pace, self.textures = images, pace, textures
         self.streams = [FedStream(plan) for plan in plans]
         self._client, self._stop = client, threading.Event()
@@ -205,22 +235,22 @@ class Feeder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop all streams; a request that is under way is not waited for long."""
+        """Stop all streams; a running request is not waited for long."""
         self._stop.set()
-        until = time.monotonic() + STOPPING
+        self._join(STOPPING)
+
+    def _join(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
     def running(self, seconds: float) -> bool:
-        """Wait so long, or until all is over; return whether any stream still sends.
+        """Wait this long, or until all is over; return whether any stream still sends.
 
-        Raises:
-            FeedError: A stream could not go on.
+        An error of a stream is raised here.
         """
-        until = time.monotonic() + seconds
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
-        # First who is alive: a stream that fails meanwhile is raised now, or at the next call.
+        self._join(seconds)
+        # Threads first: a stream that fails meanwhile raises now, or at the next call.
         alive = any(thread.is_alive() for thread in self._threads)
         for stream in self.streams:
             if stream.failure is not None:
@@ -244,18 +274,18 @@ class Feeder:
             return
         rows, due = self._rows(plan.seed), time.monotonic()
         for step in itertools.cycle(plan.schedule) if self.pace.loop else plan.schedule:
-            stream.begin(step)
+            stream.current = Tally(step)
             left = step.images(self.pace.rate)
             while left > 0:
                 chosen = np.array(list(itertools.islice(rows, min(left, self.pace.batch))))
                 pixels = self._corrupted(chosen, step)
                 if self._stop.wait(max(0.0, due - time.monotonic())):
                     return
-                stream.count(self.images.labels[chosen], client.predict(plan.name, pixels))
+                stream.count(step, self.images.labels[chosen], client.predict(plan.name, pixels))
                 left -= len(chosen)
                 due += len(chosen) / self.pace.rate
                 behind = time.monotonic() - due
-                if behind > LATE:  # a burst of everything that was missed helps nobody
+                if behind > LATE:  # no burst of missed images
                     stream.late += behind
                     due += behind
                 stream.retries = client.retries
@@ -276,37 +306,19 @@ class Feeder:
 
 
 def check_fits(info: dict[str, Any], images: Images) -> list[str]:
-    """Compare what a server takes with a data set; return what looks odd, in sentences.
-
-    Args:
-        info: What `GET /v1/info` answers.
-        images: What will be sent.
-
-    Raises:
-        OptionError: Its network takes images of another size.
-
-    Example:
-        >>> from ttapca.datasets import read_digits
-        >>> names = [str(number) for number in range(10)]
-        >>> check_fits({"input_shape": [1, 8, 8], "classes": names}, read_digits())
-        []
-    """
+    """Compare the network in an answer to `/v1/info` with a data set; return remarks for people."""
     height, width, channels = images.images.shape[1:]
-    wanted = list(info.get("input_shape", []))
-    if wanted and wanted != [channels, height, width]:
+    wanted, found = list(info.get("input_shape", [])), [channels, height, width]
+    if wanted and wanted != found:
+        needed, given = ("x".join(map(str, shape)) for shape in (wanted, found))
         raise OptionError(
-            f"The server's network takes images of {_size(wanted)}; these are "
-            f"{_size([channels, height, width])}. Name data that it takes; pictures are resized "
-            "with `size=`."
+            f"The server's network takes images of {needed}; these are {given}. Name data that it "
+            "takes; pictures are resized with `size=`."
         )
     classes = [str(name) for name in info.get("classes") or []]
     if classes and classes != list(images.class_names):
         return [
             "the server's classes have other names than those of the data; an answer counts as "
-            "right where the number of its class is that of the label"
+            "right if the number of its class is that of the label"
         ]
     return []
-
-
-def _size(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))

@@ -1,8 +1,7 @@
 """Run the service with uvicorn, and end it without losing anything.
 
-The first SIGTERM or SIGINT closes the door: `/readyz` says 503, new requests are refused, and those
-that run are answered; then the server ends. A second one ends it at once. None cuts short what
-comes after that, such as saving the streams.
+The first SIGTERM or SIGINT drains it: `/readyz` says 503, new requests are refused, running ones
+are answered; then the server ends. A second signal ends it at once. None cuts saving short.
 """
 
 from __future__ import annotations
@@ -27,22 +26,14 @@ from ttapca.serving.request_log import LOGGER
 from ttapca.serving.service import Service
 
 LARGEST_HEAD = 16 * 1024  # bytes of the first line and the headers of a request
-MOST_CONNECTIONS = 1024  # beyond that, those without a request are closed
+MOST_CONNECTIONS = 1024  # beyond that, connections without a request are closed
 KEPT_SECONDS = 30  # that a connection stays open without a request
 HEAD_SECONDS = 10.0  # that a client may take to send the head of a request
 GRACE_SECONDS = 30.0  # that running requests may take when the service ends
 
 
 class DrainingServer(uvicorn.Server):
-    """Uvicorn's server, which answers what runs before it ends.
-
-    Args:
-        service: What it serves.
-        grace: Seconds that running requests may take at the end.
-
-    Attributes:
-        signal: The signal that ended it; None while it runs.
-    """
+    """Uvicorn's server, which takes `grace` seconds at the end to answer running requests."""
 
     def __init__(self, service: Service, grace: float = GRACE_SECONDS) -> None:
         super().__init__(
@@ -54,19 +45,19 @@ class DrainingServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # who sent a request is nowhere used
+                proxy_headers=False,  # the address of a client is nowhere used
                 timeout_keep_alive=KEPT_SECONDS,
                 timeout_graceful_shutdown=1,  # after the grace below
                 h11_max_incomplete_event_size=LARGEST_HEAD,
             )
         )
         self.service, self.grace = service, grace
-        self.signal: int | None = None
+        self.signal: int | None = None  # that ended it
         self._end = float("inf")
         self._heads: dict[Any, tuple[Any, float]] = {}
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Close the door at the first signal, and end at the second."""
+        """Drain at the first signal, and end at the second."""
         del frame
         if self.signal is not None:
             self.should_exit = self.force_exit = True
@@ -76,53 +67,39 @@ class DrainingServer(uvicorn.Server):
         self._end = time.monotonic() + self.grace
 
     async def on_tick(self, counter: int) -> bool:
-        """Look every tenth of a second whether to end, and whether to close connections."""
-        if counter % 10 == 0 or self._surplus > 0:
+        """Decide every tenth of a second whether to end, and whether to close connections."""
+        if counter % 10 == 0 or len(self.server_state.connections) > MOST_CONNECTIONS:
             self._close_connections()
         if self.signal is not None and (not self.service.running or time.monotonic() > self._end):
             return True
         return await super().on_tick(counter)
 
-    @property
-    def _surplus(self) -> int:
-        """How many connections there are too many."""
-        return len(self.server_state.connections) - MOST_CONNECTIONS
-
     def _close_connections(self) -> None:
         """Close connections that wait for the head of a request for long, or are too many.
 
-        Uvicorn would wait for a head for ever, and refuse every request where connections are too
-        many: nobody who is answered must suffer from those who only hold a connection.
+        Uvicorn would wait for a head for ever, and refuse every request if connections are too
+        many: clients that only hold a connection must not harm others.
         """
         now = time.monotonic()
-        waiting: dict[Any, tuple[Any, float]] = {}
+        waiting: dict[Any, tuple[Any, float]] = {}  # the request before, and since when
         connections: set[Any] = set(self.server_state.connections)
         for connection in connections:
-            last = connection.cycle  # of the request before
+            last = connection.cycle
             if last is not None and not last.response_complete:
                 continue
-            since = self._heads.get(connection, (last, now))
-            waiting[connection] = since if since[0] is last else (last, now)
+            known = self._heads.get(connection)
+            waiting[connection] = known if known and known[0] is last else (last, now)
             if now - waiting[connection][1] > HEAD_SECONDS + (KEPT_SECONDS if last else 0):
                 connection.transport.close()
         self._heads = waiting
-        # Those that never asked for anything first, then those that wait for longest.
+        # Connections that never had a request first, then those that wait for longest.
         idle = sorted(waiting, key=lambda each: (each.cycle is not None, waiting[each][1]))
-        for connection in idle[: max(0, self._surplus)]:
+        for connection in idle[: max(0, len(connections) - MOST_CONNECTIONS)]:
             connection.transport.abort()  # `close` would wait for a client that does not read
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; port 0 takes any that is free.
-
-    Raises:
-        OptionError: The address is none of this machine, or is in use.
-
-    Example:
-        >>> with listen("127.0.0.1", 0) as listening:
-        ...     listening.getsockname()[0]
-        '127.0.0.1'
-    """
+    """Return a socket that listens, or raise `OptionError`; port 0 takes any that is free."""
     try:
         family, kind, protocol, _, address = _addresses(host, port)[0]
         # It must say that it is TCP, as `create_server` does not: only then asyncio sends small
@@ -145,12 +122,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach what listens at a host.
-
-    Example:
-        >>> is_loopback("localhost"), is_loopback("0.0.0.0")
-        (True, False)
-    """
+    """Tell whether only this machine can reach a server at this host."""
     try:
         found = [each[4][0] for each in _addresses(host, 0)]
         return bool(found) and all(ipaddress.ip_address(each).is_loopback for each in found)
@@ -170,7 +142,7 @@ def url_of(listening: socket.socket) -> str:
 
 @contextmanager
 def signals_put_back() -> Iterator[None]:
-    """Let signals do again what they did before, once what comes after `serve` is done."""
+    """Restore the handlers of signals after the block, which has `serve` and saves streams."""
     before = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
     try:
         yield
@@ -180,10 +152,10 @@ def signals_put_back() -> Iterator[None]:
 
 
 def serve(service: Service, listening: socket.socket) -> int:
-    """Serve until a signal comes, answer what runs, and return the number of the signal.
+    """Serve until a signal comes, close the service, and return the number of the signal.
 
-    The service is closed; its pool is not. In the main thread, further signals do nothing until
-    the end of a block of `signals_put_back`: whoever is impatient must not lose streams.
+    In the main thread, further signals do nothing until the end of a block of `signals_put_back`:
+    impatience must not lose streams.
     """
     server = DrainingServer(service)
     if threading.current_thread() is threading.main_thread():

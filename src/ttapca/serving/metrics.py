@@ -1,4 +1,4 @@
-"""What `/metrics` shows to Prometheus.
+"""Measurements for Prometheus, at `/metrics`.
 
 The number of time series is bounded, whatever clients send: routes are patterns, statuses are
 classes, and only the streams that were used last have series of their own. The shifts of all others
@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -18,7 +19,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ttapca.errors import StorageError, UnknownStreamError
-from ttapca.serving.pool_limits import PoolObserver
+from ttapca.serving.answers import PoolObserver
 from ttapca.support.process import resident_memory
 
 if TYPE_CHECKING:
@@ -33,54 +34,30 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-
-# What is shown of the streams that were used last, and what it means.
-FACTS: dict[str, tuple[str, Callable[[StreamStatus], float | None]]] = {
-    "shift": ("How surely images have shifted, 0 to 1", lambda status: status.health.shift),
-    "shifted": ("1 while the alarm is on", lambda status: float(bool(status.health.shifted))),
-    "ordered": (
-        "How surely classes stay for a while, so that the order of images is used, 0 to 1",
-        lambda status: status.health.ordered,
-    ),
-    "skew": (
-        "How surely classes are not those of the source, 0 to 1",
-        lambda status: status.health.skew,
-    ),
-    "adapted_share": (
-        "Share of images that were answered with a filter that changed them",
-        lambda status: status.adapted_share,
-    ),
-    "disagreement": (
-        "Share of images in shadow mode that have another class when adapted",
-        lambda status: status.disagreement,
-    ),
-    "skipped": (
-        "Requests that led to NaN or infinity and changed nothing",
-        lambda status: status.health.skipped,
-    ),
-    "implausible": (
-        "Images that no shift explains, and that were answered by the network as it is",
-        lambda status: status.health.implausible,
-    ),
-    "images": ("Images seen", lambda status: status.health.images),
+# Series of a stream: attributes of its status, and what they mean.
+STREAM_SERIES = {
+    "health.shift": "How surely images have shifted, 0 to 1",
+    "health.shifted": "1 while the alarm is on",
+    "health.ordered": "How surely classes stay for a while, so that the order of images is used, "
+    "0 to 1",
+    "health.skew": "How surely classes are not those of the source, 0 to 1",
+    "adapted_share": "Share of images that were answered with a filter that changed them",
+    "disagreement": "Share of images in shadow mode that have another class when adapted",
+    "health.skipped": "Requests that led to NaN or infinity and changed nothing",
+    "health.implausible": "Images that no shift explains, and that were answered by the network as "
+    "it is",
+    "health.images": "Images seen",
 }
 
 
 class StreamSeries(Collector):
-    """Series of the streams that were used last, and the sum of all others.
+    """Series of the `most` streams that were used last, and the sum of all others.
 
-    An answer costs it two numbers; the rest is computed when somebody asks.
-
-    Args:
-        most: How many streams have series of their own.
-
-    Attributes:
-        names: Returns the names of all streams; others are forgotten.
-        status: Tells how a stream is.
+    An answer costs it two numbers; the rest is computed when Prometheus asks.
     """
 
     def __init__(self, most: int = MOST_STREAMS) -> None:
-        self.names: Callable[[], Collection[str]] = tuple
+        self.names: Callable[[], Collection[str]] = tuple  # of all streams; others are forgotten
         self.status: Callable[[str], StreamStatus] | None = None
         self._most = most
         self._lock = threading.Lock()
@@ -101,7 +78,7 @@ class StreamSeries(Collector):
         self._shifted -= shifted
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one family of series for each fact."""
+        """Yield a family of series for each attribute."""
         self._forget_deleted()
         with self._lock:
             last = dict(islice(reversed(self._used.items()), self._most))
@@ -111,11 +88,13 @@ class StreamSeries(Collector):
                 "shifted": self._shifted - sum(shifted for _, shifted in last.values()),
             }
         found = {stream: status for stream in last if (status := self._status_of(stream))}
-        for name, (words, value) in FACTS.items():
+        for path, words in STREAM_SERIES.items():
+            name = path.removeprefix("health.")
             family = GaugeMetricFamily(f"ttapca_stream_{name}", words, labels=("stream",))
             for stream, status in found.items():
-                if (number := value(status)) is not None:
-                    family.add_metric((stream,), number)
+                number = attrgetter(path)(status)
+                if name == "shifted" or number is not None:
+                    family.add_metric((stream,), float(number or 0))
             if name in rest:
                 family.add_metric((REST,), rest[name])
             yield family
@@ -141,75 +120,63 @@ class StreamSeries(Collector):
 class Metrics(PoolObserver):
     """All series of a service, in a registry of its own.
 
-    Pass it to the pool as `observer=` and to the service; then `watch` the pool.
-
-    Args:
-        model: Name of the network, for the series `ttapca_service_info`.
-        version: Of ttapca.
+    Pass it to the pool as `observer=` and to the service, which makes it `watch` the pool.
     """
 
     def __init__(self, model: str = "", version: str = "") -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self.streams = StreamSeries()
-        registry.register(self.streams)
-        info = Gauge("ttapca_service_info", "Always 1", ("model", "version"), registry=registry)
-        info.labels(model, version).set(1)
-        self._requests = Counter(
-            "ttapca_requests",
-            "Requests by route and class of status",
-            ("method", "route", "status"),
-            registry=registry,
+        self.registry.register(self.streams)
+        self._gauge("ttapca_service_info", "Always 1", "model", "version").labels(
+            model, version
+        ).set(1)
+        self._gauge("ttapca_resident_bytes", "Memory of the process that is in use").set_function(
+            resident_memory
         )
-        self._seconds = Histogram(
-            "ttapca_request_seconds",
-            "From the head of a request to the end of its answer",
-            ("route",),
-            buckets=SECONDS,
-            registry=registry,
+        self._requests = self._counter(
+            "ttapca_requests", "Requests by route and class of status", "method", "route", "status"
         )
-        self._refused = Counter(
-            "ttapca_refused", "Requests that were refused, by code", ("code",), registry=registry
+        self._refused = self._counter("ttapca_refused", "Requests that were refused", "code")
+        self._images = self._counter(
+            "ttapca_images", "Images by mode, and whether a filter changed them", "mode", "adapted"
         )
-        self._pass_images = Histogram(
-            "ttapca_pass_images", "Images of a forward pass", buckets=COUNTS, registry=registry
+        self._differ = self._counter(
+            "ttapca_shadow_differ", "Images in shadow mode that would get another class"
         )
-        self._pass_streams = Histogram(
-            "ttapca_pass_streams", "Streams of a forward pass", buckets=COUNTS, registry=registry
+        self._seconds = self._histogram(
+            "ttapca_request_seconds", "From the head of a request to the end of its answer", "route"
         )
-        self._pass_seconds = Histogram(
-            "ttapca_pass_seconds", "Time of a forward pass", buckets=SECONDS, registry=registry
+        self._waited = self._histogram(
+            "ttapca_queue_seconds", "How long images waited, in the queue and in the pass"
         )
-        self._waited = Histogram(
-            "ttapca_queue_seconds",
-            "How long images waited for their answer, in the queue and in the pass",
-            buckets=SECONDS,
-            registry=registry,
+        self._pass_seconds = self._histogram("ttapca_pass_seconds", "Time of a forward pass")
+        self._pass_images = self._histogram(
+            "ttapca_pass_images", "Images of a forward pass", buckets=COUNTS
         )
-        self._images = Counter(
-            "ttapca_images",
-            "Images by mode, and whether a filter changed them",
-            ("mode", "adapted"),
-            registry=registry,
+        self._pass_streams = self._histogram(
+            "ttapca_pass_streams", "Streams of a forward pass", buckets=COUNTS
         )
-        self._differ = Counter(
-            "ttapca_shadow_differ",
-            "Images in shadow mode that would get another class",
-            registry=registry,
-        )
-        memory = Gauge(
-            "ttapca_resident_bytes", "Memory of the process that is in use", registry=registry
-        )
-        memory.set_function(resident_memory)
+
+    def _gauge(self, name: str, words: str, *labels: str) -> Gauge:
+        return Gauge(name, words, labels, registry=self.registry)
+
+    def _counter(self, name: str, words: str, *labels: str) -> Counter:
+        return Counter(name, words, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, words: str, *labels: str, buckets: tuple[float, ...] = SECONDS
+    ) -> Histogram:
+        return Histogram(name, words, labels, registry=self.registry, buckets=buckets)
 
     def watch(self, pool: StreamPool) -> None:
-        """Show queue and streams of a pool, as they are when somebody asks."""
+        """Show queue and streams of a pool, as they are when Prometheus asks."""
         self.streams.names, self.streams.status = pool.names, pool.status
         for name, words, value in (
             ("ttapca_queue_images", "Images that wait for a pass", lambda: pool.queue_length),
             ("ttapca_streams_resident", "Streams in memory", lambda: pool.resident),
             ("ttapca_streams_known", "Streams in memory and on disk", lambda: len(pool.names())),
         ):
-            Gauge(name, words, registry=self.registry).set_function(value)
+            self._gauge(name, words).set_function(value)
 
     def text(self) -> bytes:
         """Return all series as Prometheus reads them."""
@@ -224,7 +191,7 @@ class Metrics(PoolObserver):
             self._refused.labels(record.code).inc()
 
     def noticed(self, status: StreamStatus) -> None:
-        """Take note of how a stream is, when somebody looked at it or switched it."""
+        """Take note of a stream that was looked at or switched."""
         health = status.health
         self.streams.used(health.stream, health.shift or 0.0, bool(health.shifted))
 
@@ -235,7 +202,7 @@ class Metrics(PoolObserver):
         self._pass_seconds.observe(seconds)
 
     def answered(self, answer: Answer, waited: float) -> None:
-        """Take note of what was answered, and of how the stream is now."""
+        """Take note of an answer, and of how the stream is now."""
         self._waited.observe(waited)
         self._images.labels(answer.mode, str(answer.adapted).lower()).inc(len(answer.logits))
         self._differ.inc(answer.differ or 0)

@@ -1,7 +1,7 @@
 """Write an adapted network as an ONNX file, with the state of its streams as inputs and outputs.
 
-A runtime that knows nothing of this library then adapts: what comes out under a name that begins
-with `next.` goes in again as `state.`, with the next images of the same stream.
+A runtime without this library then adapts: an output with a name that begins with `next.` goes in
+again as `state.`, with the next images of the same stream.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ttapca.support.outputs import FindLogits
 
 PACKAGES = ("onnx", "onnxscript")  # of the extra `onnx`; the rest of the library needs neither
 OPSET = 18  # the oldest that torch writes without converting afterwards
-# Sizes to trace with where any will do: not 0 or 1, which torch takes for special cases.
+# Streams to trace with if any number will do: not 0 or 1, which torch takes for special cases.
 EXAMPLE = 2
-# Before the names of the state's parts: as in a file of a stream, and for what comes out.
+# Before the names of the state's parts: of inputs, as in a file of a stream, and of outputs.
 BEFORE, AFTER = "state.", "next."
 
 
@@ -54,22 +54,22 @@ def export_onnx(
     shape (streams, 1), and the next state of each stream. All are float32. A new stream has a state
     of zeros; a stream with an image that is not finite keeps its state.
 
-    The file does what `ttapca.adapt(model, "wiener", filter=fitted, states=1)` does with single
-    images: it repairs pixels, filters, follows statistics and the order of classes. It does not
-    tell conditions apart. Parts of the state have the names that they have in the file of a stream,
-    so that streams go on in either (`ttapca.serving.with_tensors`); what comes out begins with
-    `next.` instead of `state.`. A single number has the shape (streams, 1). The metadata say under
-    `ttapca_state` which output belongs to which input.
+    It answers as `ttapca.adapt(model, "wiener", filter=fitted, states=1)` answers single images: it
+    repairs pixels, filters, follows statistics and the order of classes, and does not tell
+    conditions apart. Parts of the state have the names that they have in the file of a stream, so
+    that streams go on in either (`ttapca.serving.with_tensors`); outputs begin with `next.` instead
+    of `state.`. A single number has the shape (streams, 1). The metadata say under `ttapca_state`
+    which output belongs to which input.
 
     Args:
         model: On the CPU, in float32; it is left as it was.
         fitted: A filter that was fitted on it.
         path: The file; one that is there is replaced.
         input_shape: Shape of one image, for a filter that does not act on the images themselves.
-        streams: Streams of a batch, where that is to be fixed.
-        images: Images of each stream. With more than one, a call makes one pass where the library
-            may repeat it.
-        logits: Finds the logits in what the model returns, where that is more than one tensor.
+        streams: Streams of a batch, to fix their number.
+        images: Images of each stream. With more than one, a call makes one pass; the library may
+            repeat it.
+        logits: Finds the logits in the output of the model, if that is more than one tensor.
 
     Returns:
         The shape of each part of a stream's state, by the name of the input.
@@ -123,7 +123,7 @@ def _written(
 
     traced = _traced(network, shape, sizes)
     with _quiet(), _explained():
-        found = torch.onnx.export(  # it returns None only where it writes the file itself
+        found = torch.onnx.export(  # it returns None only if it writes the file itself
             traced,
             input_names=["images", *(BEFORE + name for name in network.state)],
             output_names=["logits", "shift", *(AFTER + name for name in network.state)],
@@ -138,7 +138,15 @@ def _written(
         _name_sizes(written.graph)
         _remove_traces(written.graph)
         written.producer_name, written.producer_version = "ttapca", __version__
-        facts = {"ttapca_layer": layer, "ttapca_state": json.dumps(_described(network, sizes))}
+        state = {
+            BEFORE + name: {
+                "next": AFTER + name,
+                "shape": [sizes[0] or "streams", *part],
+                "initial": 0.0,
+            }
+            for name, part in network.state.items()
+        }
+        facts = {"ttapca_layer": layer, "ttapca_state": json.dumps(state)}
         onnx.helper.set_model_props(written, facts)
         content: bytes = written.SerializeToString()
         onnx.checker.check_model(content, full_check=True)
@@ -146,10 +154,10 @@ def _written(
 
 
 def _simplify(model: Any) -> None:
-    """Compute beforehand what depends on no input, and nothing twice.
+    """Fold constants and remove duplicates, as torch does with `optimize=True`.
 
-    That is what torch does with `optimize=True`, but for its search for patterns of operations.
-    That takes longer than all the rest, and runtimes do it themselves.
+    Left out is its search for patterns of operations, which takes longer than all the rest, and
+    which runtimes do themselves.
     """
     from onnx_ir.passes import common
     from onnxscript import optimizer
@@ -170,14 +178,14 @@ def _simplify(model: Any) -> None:
 def _traced(
     network: StatefulNetwork, shape: tuple[int, ...], sizes: tuple[int | None, int]
 ) -> torch.export.ExportedProgram:
-    """Return the network as torch has traced it."""
+    """Return the network as traced by torch."""
     streams, images = sizes
     state = [torch.zeros(streams or EXAMPLE, *part) for part in network.state.values()]
     example = (torch.zeros(streams or EXAMPLE, images, *shape), *state)
     free = {} if streams else {0: torch.export.Dim("streams")}
     with torch.no_grad(), _quiet():
         try:
-            network(*example)  # what is wrong with model or shape is clearer before it is traced
+            network(*example)  # errors of model or shape are clearer before it is traced
         except TtapcaError:
             raise
         except RuntimeError as error:
@@ -193,7 +201,7 @@ def _traced(
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Turn whatever torch's exporter raises into `ExportError`."""
+    """Turn any error of torch's exporter into `ExportError`."""
     try:
         yield
     except Exception as error:
@@ -211,7 +219,7 @@ def _explained() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep to ourselves what torch says about its own insides and missing packages."""
+    """Suppress warnings of torch about its own insides and missing packages."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -227,14 +235,14 @@ def _name_sizes(graph: Any) -> None:
     """Name the number of streams as we do, if it is free: torch calls it s28 and the like."""
     free = graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for value in (*graph.input, *graph.output):
-        for place in value.type.tensor_type.shape.dim:
-            if free and place.dim_param == free:
-                place.dim_param = "streams"
+        for size in value.type.tensor_type.shape.dim:
+            if free and size.dim_param == free:
+                size.dim_param = "streams"
     graph.ClearField("value_info")  # sizes in between, in torch's names; runtimes infer them
 
 
 def _remove_traces(graph: Any) -> None:
-    """Remove what torch says about the origin of each part: it names files of this machine."""
+    """Remove torch's notes on the origin of each part: they name files of this machine."""
     for part in (*graph.node, *graph.initializer, *graph.input, *graph.output):
         part.ClearField("doc_string")
         part.ClearField("metadata_props")
@@ -242,15 +250,3 @@ def _remove_traces(graph: Any) -> None:
         for attribute in node.attribute:
             for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
                 _remove_traces(inner)
-
-
-def _described(network: StatefulNetwork, sizes: tuple[int | None, int]) -> dict[str, object]:
-    """Return what a runtime must know about the state of a stream, by the name of the input."""
-    return {
-        BEFORE + name: {
-            "next": AFTER + name,
-            "shape": [sizes[0] or "streams", *shape],
-            "initial": 0.0,
-        }
-        for name, shape in network.state.items()
-    }

@@ -1,11 +1,11 @@
 """`StreamPool`: many streams over one network, from many threads.
 
-Requests wait in a `RequestQueue`. One thread takes those of different streams out of it, as many as
-there are and fit, runs a pass for them and answers; so the requests of a stream are answered in
-order, and no stream waits for another one longer than a pass. What controls a stream (mode, reset,
-restore) is done by the same thread, between two passes.
+Requests wait in a `RequestQueue`. One thread takes requests of different streams out of it, runs a
+pass for them and answers; so the requests of a stream are answered in order, and no stream waits
+for another one longer than a pass. The same thread switches, resets and restores streams between
+two passes.
 
-States are in a `StreamShelf`. Another thread writes what has changed to disk every few seconds.
+Records are in a `StreamCache`. Another thread writes changed ones to disk every few seconds.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ import logging
 import threading
 import time
 import warnings
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Self, TypeVar, get_args
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ttapca._checks import Maybe, Number, OneOf, Whole, check_option
@@ -41,20 +39,17 @@ from ttapca.errors import (
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.wiener import Wiener
 from ttapca.networks.evaluation import EvaluatedKind
-from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
-from ttapca.serving.filtered_images import before_and_after
-from ttapca.serving.gathered_network import GatheredNetwork, Look, Served
-from ttapca.serving.pool_limits import PoolLimits, PoolObserver
+from ttapca.serving.answers import Answer, Mode, PoolObserver, StreamGlance, StreamStatus
+from ttapca.serving.batched_network import BatchedNetwork, Pixels, StreamPrediction
+from ttapca.serving.limits import PoolLimits
 from ttapca.serving.request_queue import Request, RequestQueue
-from ttapca.serving.stream_names import check_name
-from ttapca.serving.stream_record import StreamRecord
-from ttapca.serving.stream_shelf import StreamShelf
+from ttapca.serving.stream_cache import Admission, StreamCache
+from ttapca.serving.stream_record import StreamRecord, check_name
 from ttapca.serving.stream_store import StreamStore
 from ttapca.spectral.constants import CONSTANTS
 from ttapca.support.outputs import FindLogits
 
 LOGGER = logging.getLogger("ttapca.serving")
-PICTURES = 32  # streams whose last image is kept to be shown
 Found = TypeVar("Found")
 
 
@@ -68,21 +63,18 @@ class StreamPool:
     Args:
         model: Returns logits for a batch of images.
         filter: A filter that was fitted on it.
-        store: Where states are kept; without, they are lost when the pool is closed.
+        store: Where streams are kept; without, they are lost when the pool is closed.
         mode: Of a new stream.
-        limits: What the pool may hold.
-        save_every: Seconds after which changed states are written to the store.
-        observer: Is told what happens.
-        logits: Finds the logits in what the model returns, where that is more than one tensor.
-        outputs: What the outputs mean: `multiclass`, `binary` (one logit) or `multilabel`. By
-            default one logit is `binary`, and more are `multiclass`.
+        limits: Of images and streams.
+        save_every: Seconds after which changed streams are written to the store.
+        observer: Hears of passes, answers and refusals.
+        logits: Finds the logits in the output of the model, if that is more than one tensor.
+        outputs: Their meaning: `multiclass`, `binary` (one logit) or `multilabel`. By default one
+            logit is `binary`, and more are `multiclass`.
         states, outliers, order: As for `ttapca.methods.Wiener`. `order="shuffled"` if the order in
             which images come means nothing.
         input_shape: Shape of one image, for a filter that does not act on the images themselves, or
-            where images have another size than those of the fit.
-
-    Attributes:
-        input_shape: Shape of one image.
+            if images have another size than those of the fit.
 
     Raises:
         OptionError: An option makes no sense.
@@ -125,19 +117,16 @@ class StreamPool:
         self.input_shape = tuple(input_shape or image_shape(filter))
         self._observer = observer or PoolObserver()
         method = Wiener(filter, states=states, outliers=outliers, order=order)
-        self._network = GatheredNetwork(model, method, logits=logits, outputs=outputs)
-        self._lock = threading.RLock()
-        self._news = threading.Condition(self._lock)
+        self._network = BatchedNetwork(model, method, logits=logits, outputs=outputs)
+        self._news = threading.Condition()
         self._queue = RequestQueue(self.limits, self._news)
         self._controls: deque[Callable[[], None]] = deque()
         new_record = functools.partial(self._network.new_record, mode)
         try:
-            self._shelf = StreamShelf(self.limits, self._network.kind, new_record, store)
+            self._streams = StreamCache(self.limits, self._network.kind, new_record, store)
         except BaseException:
             self._network.detach()
             raise
-        self._looks: OrderedDict[str, Look] = OrderedDict()
-        self._detached = False
         self._unsaved = False  # whether the last attempt to save has failed
         self._worker = threading.Thread(target=self._work, name="ttapca pool", daemon=True)
         self._worker.start()
@@ -151,15 +140,19 @@ class StreamPool:
 
     # Requests --------------------------------------------------------------------------------
 
-    def submit(self, stream: str, images: Tensor) -> Future[Answer]:
+    def submit(
+        self, stream: str, images: Tensor, *, admit: Admission | None = None
+    ) -> Future[Answer]:
         """Ask for predictions, and return at once.
 
         Args:
-            stream: Whose images they are; a new name begins a new stream.
+            stream: Its name; a new name begins a new stream.
             images: As the model takes them, finite, shape (images, *input_shape).
+            admit: Is called with the names of all streams before a new one begins. It refuses the
+                stream by raising an error.
 
         Raises:
-            StreamNameError, InputTypeError, ShapeError, NonFiniteError: What was given is wrong.
+            StreamNameError, InputTypeError, ShapeError, NonFiniteError: An argument is wrong.
             PoolFullError: Too many images wait.
             TooManyStreamsError: The stream is new, and there are too many.
             PoolClosedError: The pool was closed.
@@ -171,8 +164,8 @@ class StreamPool:
             with self._news:
                 self._check_open()
                 self._queue.check_room(len(images))
-                place = self._shelf.admit(stream)
-                request = Request(stream, images.detach(), Future(), came, place)
+                reservation = self._streams.reserve(stream, admit)
+                request = Request(reservation, images.detach(), Future(), came)
                 self._queue.put(request)
         except TtapcaError as error:
             self._tell(self._observer.refused, type(error).__name__)
@@ -193,11 +186,14 @@ class StreamPool:
             asked.cancel()
             raise
 
-    def warm_up(self) -> None:
-        """Compute beforehand what the first images of streams would wait for: about a second.
+    def check_admission(self, stream: str, admit: Admission) -> None:
+        """Raise as `submit` would for a new stream, before the work of decoding its images."""
+        self._streams.check_admission(stream, admit)
 
-        What is usual depends on how many images a stream has shown. Without this, each new number
-        takes ten milliseconds when it first comes up.
+    def warm_up(self) -> None:
+        """Calibrate for every number of images that a stream can have shown: about a second.
+
+        Without this, each new number takes ten milliseconds when it first comes up.
         """
         self._network.warm_up(self.limits.max_images)
 
@@ -221,7 +217,7 @@ class StreamPool:
         if not bool(torch.isfinite(images).all()):
             raise NonFiniteError("Images must be finite; found NaN or infinity.")
 
-    # What controls streams -------------------------------------------------------------------
+    # Streams -----------------------------------------------------------------------------------
 
     def names(self, *, shifted: bool | None = None) -> list[str]:
         """Return the names of streams, in memory or on disk, sorted.
@@ -229,99 +225,89 @@ class StreamPool:
         Args:
             shifted: Only those whose alarm is on, or only those whose alarm is off; None for all.
         """
-        return self._shelf.names(shifted)
+        return self._streams.names(shifted)
 
     def status(self, stream: str) -> StreamStatus:
-        """Say how a stream is.
+        """Return how a stream is.
 
         Raises:
             UnknownStreamError: There is no such stream.
         """
-        return self._network.status(stream, self._shelf.known(stream))
+        return self._network.status(stream, self._streams.known(stream))
 
     def glance(self, stream: str) -> StreamGlance:
-        """Say the little about a stream that takes no computing; `status` says all.
+        """Return the part of a stream's status that takes no computing; raises as `status`."""
+        return self._streams.known(stream).glance(stream)
 
-        Raises:
-            UnknownStreamError: There is no such stream.
-        """
-        return self._shelf.known(stream).glance(stream)
-
-    def set_mode(self, stream: str, mode: Mode) -> StreamStatus:
-        """Switch a stream; a new name begins a new stream."""
+    def set_mode(self, stream: str, mode: Mode, *, admit: Admission | None = None) -> StreamStatus:
+        """Switch a stream; a new name begins a new stream, as in `submit`."""
         check_option("mode", mode, OneOf(get_args(Mode)))
-        return self._change(
-            stream, lambda: dataclasses.replace(self._shelf.known(stream), mode=mode), new=True
-        )
+
+        def switched() -> StreamRecord:
+            return dataclasses.replace(self._streams.known(stream), mode=mode)
+
+        return self._change(stream, switched, new=True, admit=admit)
 
     def reset(self, stream: str) -> StreamStatus:
         """Let a stream begin anew, in the mode that it has."""
-        return self._change(
-            stream, lambda: self._network.new_record(self._shelf.known(stream).mode)
-        )
 
-    def restore(self, stream: str, data: bytes) -> StreamStatus:
-        """Let a stream go on, bit for bit, where one was when `dump` was called.
+        def anew() -> StreamRecord:
+            return self._network.new_record(self._streams.known(stream).mode)
+
+        return self._change(stream, anew)
+
+    def restore(self, stream: str, data: bytes, *, admit: Admission | None = None) -> StreamStatus:
+        """Let a stream go on, bit for bit, where one was when `dump` was called; see `submit`.
 
         Raises:
             SavedStreamError: The bytes are something else, or of another network or filter.
         """
-        state = self._shelf.read(data)
-        return self._change(stream, lambda: state, new=True)
+        record = self._streams.parse(data)
+        return self._change(stream, lambda: record, new=True, admit=admit)
 
     def dump(self, stream: str) -> bytes:
-        """Return the whole state of a stream, for `restore`; a safetensors file.
-
-        Raises:
-            UnknownStreamError: There is no such stream.
-        """
-        return self._shelf.dump(stream)
+        """Return all of a stream, for `restore`, as a safetensors file; raises as `status`."""
+        return self._streams.dump(stream)
 
     def drop(self, stream: str) -> None:
-        """Forget a stream.
-
-        Raises:
-            UnknownStreamError: There is no such stream.
-        """
-
-        def forget() -> None:
-            self._shelf.drop(stream)
-            with self._lock:
-                self._looks.pop(stream, None)
-
+        """Forget a stream, also on disk; raises as `status`."""
         check_name(stream)
-        self._between_passes(forget)
+        self._between_passes(lambda: self._streams.drop(stream))
 
-    def pictures(self, stream: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
-        """Return the last image of a stream before and after the filter, if it can be shown.
+    def pictures(self, stream: str) -> tuple[Pixels, Pixels] | None:
+        """Return the last image of a stream before and after the filter, uint8, (height, width, 3).
 
-        uint8, (height, width, 3).
+        None if it is not kept, or is no picture.
         """
-        self._shelf.check_known(stream)
-        with self._lock:
-            look = self._looks.get(stream)
-        return None if look is None else before_and_after(*look)
+        last = self._streams.last_image(stream)
+        return None if last is None else last.pictures()
 
     def _change(
-        self, name: str, make: Callable[[], StreamRecord], *, new: bool = False
+        self,
+        name: str,
+        make: Callable[[], StreamRecord],
+        *,
+        new: bool = False,
+        admit: Admission | None = None,
     ) -> StreamStatus:
-        """Replace the state of a stream between two passes."""
+        """Replace the record of a stream, or begin a new one, between two passes."""
 
         def work() -> StreamStatus:
-            place = self._shelf.admit(name) if new else None
+            reservation = self._streams.reserve(name, admit) if new else None
             try:
-                state = make()
+                record = make()
             except BaseException:
-                if place is not None:
-                    self._shelf.withdraw(name, place)
+                if reservation is not None:
+                    self._streams.release(reservation)
                 raise
-            self._shelf.put(name, state)
-            return self._network.status(name, state)
+            self._streams.put(name, record)
+            return self._network.status(name, record)
 
         check_name(name)
         return self._between_passes(work)
 
     def _between_passes(self, work: Callable[[], Found]) -> Found:
+        """Run a function in the thread of the passes, and return its result."""
         done: Future[Found] = Future()
 
         def run() -> None:
@@ -339,15 +325,15 @@ class StreamPool:
     # Saving ----------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write all states that have changed to the store, in one transaction."""
-        self._shelf.save()
+        """Write all streams that have changed to the store, in one transaction."""
+        self._streams.save()
 
     def _save_now_and_then(self, seconds: float) -> None:
         while not self._rest.wait(seconds):
             self._try_to_save()
 
     def _try_to_save(self) -> None:
-        """Save; where that fails, say so: a full disk may have room again later."""
+        """Save, and go on after an error: a full disk may have room again later."""
         try:
             self.save()
         except TtapcaError as error:
@@ -370,7 +356,7 @@ class StreamPool:
     @property
     def resident(self) -> int:
         """How many streams are in memory."""
-        return len(self._shelf)
+        return len(self._streams)
 
     @property
     def closed(self) -> bool:
@@ -386,22 +372,21 @@ class StreamPool:
                 controls, self._controls = self._controls, deque()
                 if not self._queue and not controls:
                     return
-                chosen, given_up = self._queue.take() if self._queue else ([], [])
-            for request in given_up:
-                self._shelf.withdraw(request.stream, request.place)
+                chosen, cancelled = self._queue.take() if self._queue else ([], [])
+            for request in cancelled:
+                self._streams.release(request.reservation)
             for control in controls:
                 control()
             if chosen:
-                self._shelf.make_room(len(chosen), self._try_to_save)
+                self._streams.make_room(len(chosen), self._try_to_save)
                 self._answer(chosen)
 
     def _answer(self, requests: list[Request]) -> None:
-        """Run a pass; where it fails, run one for each, so that only the culprit gets the error."""
+        """Run a pass; if it fails, run one for each, so that only the culprit gets the error."""
         try:
             begun = time.perf_counter()
-            states = [self._shelf.get(each.stream) for each in requests]
-            served = self._network.serve(
-                [(state, each.images) for state, each in zip(states, requests, strict=True)]
+            predictions = self._network.predict(
+                [(self._streams.get(each.stream), each.images) for each in requests]
             )
         except BaseException as error:
             if len(requests) > 1:
@@ -413,33 +398,27 @@ class StreamPool:
         seconds = time.perf_counter() - begun
         images = sum(len(each.images) for each in requests)
         self._tell(self._observer.passed, images, len(requests), seconds)
-        for request, one in zip(requests, served, strict=True):
-            self._finish(request, one)
+        for request, prediction in zip(requests, predictions, strict=True):
+            self._finish(request, prediction)
 
     def _give_up(self, request: Request, error: BaseException) -> None:
-        """Tell whoever waits why there is no answer; a stream that would have begun has not."""
-        self._shelf.withdraw(request.stream, request.place)
+        """Answer with an error; a stream that would have begun has not."""
+        self._streams.release(request.reservation)
         _settle(request.answer, error)
 
-    def _finish(self, request: Request, served: Served) -> None:
-        """Remember what a pass made of a request, and answer it."""
-        name, record = request.stream, served.record
-        kept = self._shelf.put(name, record)
-        if kept and served.look is not None:
-            with self._lock:
-                self._looks[name] = served.look
-                self._looks.move_to_end(name)
-                if len(self._looks) > PICTURES:
-                    self._looks.popitem(last=False)
+    def _finish(self, request: Request, prediction: StreamPrediction) -> None:
+        """Keep the record of a stream after a pass, and answer its request."""
+        name, record = request.stream, prediction.record
+        self._streams.put(name, record, prediction.first)
         answer = Answer(
-            logits=served.logits,
+            logits=prediction.logits,
             outputs=self._network.outputs,
-            adapted=served.adapted,
-            differ=served.differ,
+            adapted=prediction.adapted,
+            differ=prediction.differ,
             glance=record.glance(name),
             _status=lambda: self._network.status(name, record),
         )
-        # The observer first: whoever has an answer finds it counted.
+        # The observer first: a caller who has an answer finds it counted.
         self._tell(self._observer.answered, answer, time.perf_counter() - request.came)
         _settle(request.answer, answer)
 
@@ -448,36 +427,27 @@ class StreamPool:
         try:
             notice(*facts)
         except Exception as error:
-            with suppress(CallbackWarning):  # where warnings are errors
+            with suppress(CallbackWarning):  # if warnings are errors
                 warnings.warn(
                     f"The observer of a pool must not raise; it did: {error!r}. The pool goes on.",
                     CallbackWarning,
                     stacklevel=2,
                 )
 
-    def close(self, *, drain: bool = True) -> None:
+    def close(self) -> None:
         """Take no more requests, answer those that wait, free the model, and save all streams.
-
-        Args:
-            drain: Whether to answer those that wait; otherwise they get a `PoolClosedError`.
 
         Raises:
             StorageError: The streams could not be saved; a second call tries it again.
         """
         with self._news:
             self._queue.closing = True
-            if not drain:
-                for request in self._queue.clear():
-                    self._give_up(request, PoolClosedError("This pool was closed."))
             self._news.notify_all()
         self._worker.join()
         if self._saver is not None:
             self._rest.set()
             self._saver.join()
-        with self._lock:
-            if not self._detached:
-                self._detached = True
-                self._network.detach()
+        self._network.detach()
         self.save()
 
     def __enter__(self) -> Self:
@@ -490,7 +460,7 @@ class StreamPool:
 
 
 def image_shape(fitted: FittedFilter) -> tuple[int, ...]:
-    """Return the shape of the images that the model takes, where the filter knows it."""
+    """Return the shape of the images that the model takes, if the filter knows it."""
     if fitted.outliers_ is None:
         raise OptionError(
             f"The filter at `{fitted.layer}` does not act on the images that the model takes, or "
@@ -500,11 +470,9 @@ def image_shape(fitted: FittedFilter) -> tuple[int, ...]:
 
 
 def _settle(future: Future[Answer], outcome: Answer | BaseException) -> None:
-    """Give an answer or an error to whoever waits, if anybody still does."""
-    try:
+    """Give an answer or an error to the caller; a caller who has gone needs none."""
+    with suppress(InvalidStateError):
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)
         else:
             future.set_result(outcome)
-    except InvalidStateError:
-        pass

@@ -17,51 +17,33 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler
-from typing import Any, TextIO, TypeAlias
+from typing import Any, TextIO
 
 LOGGER = logging.getLogger("ttapca.serving")
 SERVER_LOGGER = logging.getLogger("uvicorn.error")
-MOST_WAITING = 10_000  # lines, where whoever reads them has stopped reading
+MOST_WAITING = 10_000  # lines, if their reader has stopped
 LAST_SECONDS = 2.0  # that the last lines may take at the end
 
 
 @dataclass
 class RequestRecord:
-    """What is said about one request; the routes fill in what they find out.
+    """The facts of one request for log and metrics; the routes fill them in."""
 
-    Attributes:
-        request: Its id, from the client or drawn here.
-        method: The method of HTTP.
-        route: The pattern that its address fits, such as `/v1/streams/{name}`.
-        status: Of the answer.
-        seconds: From its head to the end of its answer.
-        token: The name of the token that was shown.
-        stream: The full name of its stream.
-        images: How many images it had.
-        bytes: Size of its body.
-        code: Why it was refused.
-    """
-
-    request: str
+    request: str  # its id, from the client or drawn here
     method: str
-    route: str = "other"
+    route: str = "other"  # the pattern that its address fits, such as `/v1/streams/{name}`
     status: int = 0
-    seconds: float = 0.0
-    token: str | None = None
-    stream: str | None = None
+    seconds: float = 0.0  # from its head to the end of its answer
+    token: str | None = None  # the name, never the secret
+    stream: str | None = None  # the full name
     images: int | None = None
-    bytes: int | None = None
-    code: str | None = None
+    bytes: int | None = None  # of its body
+    code: str | None = None  # if it was refused
 
     def line(self) -> str:
-        """Return it for a person.
-
-        Example:
-            >>> RequestRecord("1f", "GET", "/healthz", 200, 0.0012).line()
-            'GET /healthz 200 in 1.2 ms  (1f)'
-        """
+        """Return it for a person: `GET /healthz 200 in 1.2 ms  (1f)`."""
         parts = [f"{self.method} {self.route} {self.status} in {1000 * self.seconds:.1f} ms"]
-        parts += [str(part) for part in (self.code, self.token, self.stream) if part]
+        parts += [part for part in (self.code, self.token, self.stream) if part]
         if self.images is not None:
             parts.append(f"{self.images} image{'s' * (self.images != 1)}")
         return f"{', '.join(parts)}  ({self.request})"
@@ -83,8 +65,8 @@ class JsonLines(logging.Formatter):
         }
         request = getattr(record, "request_record", None)
         if isinstance(request, RequestRecord):
-            said = {name: value for name, value in asdict(request).items() if value is not None}
-            content |= said | {"seconds": round(request.seconds, 6)}
+            facts = {name: value for name, value in asdict(request).items() if value is not None}
+            content |= facts | {"seconds": round(request.seconds, 6)}
         else:
             content["message"] = record.getMessage()
         if record.exc_info:
@@ -92,44 +74,24 @@ class JsonLines(logging.Formatter):
         return json.dumps(content)
 
 
-class PlainLines(logging.Formatter):
-    """Each record as a line for people."""
+class _Queue(QueueHandler):
+    """Hands records to another thread, so that a blocked terminal blocks no request."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
-
-
-# None is the end of them.
-Lines: TypeAlias = "queue.SimpleQueue[logging.LogRecord | None]"
-
-
-class _Waiting(QueueHandler):
-    """Hands records to another thread, so that a terminal that has stopped stops no request."""
-
-    def __init__(self) -> None:
-        self.lines: Lines = queue.SimpleQueue()
-        super().__init__(self.lines)
+    queue: queue.SimpleQueue[logging.LogRecord | None]  # None is the end
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        if self.lines.qsize() < MOST_WAITING:  # else nobody reads: lines are lost, no requests
-            self.lines.put(record)
+        if self.queue.qsize() < MOST_WAITING:  # without a reader, lines are lost, not requests
+            self.queue.put(record)
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         return record  # it stays in this process; the other thread formats it
 
 
-def _write_lines(lines: Lines, stream: TextIO, formatter: logging.Formatter) -> None:
-    """Write lines to a stream until they end; runs in a thread of its own."""
-    while (record := lines.get()) is not None:
-        with suppress(Exception):  # a line that cannot be written stops no other
-            _write(stream, f"{formatter.format(record)}\n")
-
-
 def _write(stream: TextIO, text: str) -> None:
     """Write to the file of a stream, not to its buffer.
 
-    Where nobody reads, this waits for ever. It must not hold a lock of the stream or of a handler
-    of `logging` meanwhile: Python takes those when it ends, and would wait as well.
+    Without a reader, this waits for ever. It must not hold a lock of the stream or of a handler of
+    `logging` meanwhile: Python takes those when it ends, and would wait as well.
     """
     try:
         file = stream.fileno()
@@ -144,31 +106,32 @@ def _write(stream: TextIO, text: str) -> None:
 
 @contextmanager
 def logging_to(stream: TextIO, *, as_json: bool) -> Iterator[None]:
-    """Write the lines of this service, and what uvicorn has to say, while the block runs.
+    """Write the lines of this service and the warnings of uvicorn while the block runs.
 
-    The end waits a moment for the last lines: where nobody reads them, they are lost.
+    The end waits a moment for the last lines; without a reader they are lost.
     """
-    waiting, formatter = _Waiting(), JsonLines() if as_json else PlainLines()
+    handler = _Queue(queue.SimpleQueue())
+    formatter = JsonLines() if as_json else logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
+
+    def write_lines() -> None:
+        while (record := handler.queue.get()) is not None:
+            with suppress(Exception):  # a line that cannot be written stops no other
+                _write(stream, f"{formatter.format(record)}\n")
+
     # A daemon: the process can end while it waits for a reader.
-    writer = threading.Thread(
-        target=_write_lines,
-        args=(waiting.lines, stream, formatter),
-        name="ttapca log",
-        daemon=True,
-    )
-    before = {}
+    writer = threading.Thread(target=write_lines, name="ttapca log", daemon=True)
+    before = {logger: (logger.level, logger.propagate) for logger in (LOGGER, SERVER_LOGGER)}
     for logger, level in ((LOGGER, logging.INFO), (SERVER_LOGGER, logging.WARNING)):
-        before[logger] = (logger.level, logger.propagate)
         logger.setLevel(level)
         logger.propagate = False
-        logger.addHandler(waiting)
+        logger.addHandler(handler)
     writer.start()
     try:
         yield
     finally:
         for logger, (level, propagate) in before.items():
-            logger.removeHandler(waiting)
+            logger.removeHandler(handler)
             logger.setLevel(level)
             logger.propagate = propagate
-        waiting.lines.put(None)
+        handler.queue.put(None)
         writer.join(LAST_SECONDS)

@@ -1,4 +1,4 @@
-"""Requests that wait for a pass of the network, and which of them go into the next one."""
+"""Requests that wait for a pass of the network, and the choice of the requests of the next pass."""
 
 from __future__ import annotations
 
@@ -12,44 +12,34 @@ from torch import Tensor
 
 from ttapca.errors import PoolFullError
 from ttapca.serving.answers import Answer
-from ttapca.serving.pool_limits import PoolLimits
-from ttapca.serving.stream_shelf import Place
+from ttapca.serving.limits import PoolLimits
+from ttapca.serving.stream_cache import Reservation
 
 
 @dataclass(eq=False)
 class Request:
-    """Images of a stream that wait for their answer.
+    """Images that wait for their answer, as the model takes them."""
 
-    Attributes:
-        stream: Its name.
-        images: As the model takes them.
-        answer: Whoever asked waits for this.
-        came: When they came, by `time.perf_counter`.
-        place: Of the stream, if it is a new one.
-    """
-
-    stream: str
+    reservation: Reservation
     images: Tensor
     answer: Future[Answer]
-    came: float
-    place: Place
+    came: float  # by `time.perf_counter`
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream."""
+        return self.reservation.stream
 
 
 class RequestQueue:
     """Hands out requests in order, those of different streams together.
 
-    Args:
-        limits: How many images may wait, and how many fit into a pass.
-        news: Is notified of what comes. Whoever calls a method holds its lock.
-
-    Attributes:
-        images: How many images wait.
-        closing: Whether no more requests come, so that none waits for others.
+    `news` is notified of a new request. Callers of all methods hold its lock.
     """
 
     def __init__(self, limits: PoolLimits, news: threading.Condition) -> None:
-        self.images = 0
-        self.closing = False
+        self.images = 0  # that wait
+        self.closing = False  # no more requests come, so that none waits for others
         self._limits, self._news = limits, news
         self._requests: deque[Request] = deque()
         self._lately = 1  # streams in a pass
@@ -59,7 +49,7 @@ class RequestQueue:
         return len(self._requests)
 
     def check_room(self, images: int) -> None:
-        """Raise `PoolFullError` if so many more images may not wait.
+        """Raise `PoolFullError` unless this number of images may wait as well.
 
         One request may always wait alone: a larger one than the queue would never find room.
         """
@@ -75,26 +65,16 @@ class RequestQueue:
         self.images += len(request.images)
         self._news.notify_all()
 
-    def clear(self) -> list[Request]:
-        """Take out all requests."""
-        requests, self._requests, self.images = list(self._requests), deque(), 0
-        return requests
-
     def take(self) -> tuple[list[Request], list[Request]]:
-        """Take out requests of different streams, in order, as many as fit into a pass.
-
-        Returns:
-            These, and requests that nobody waits for any more.
-        """
+        """Take out the requests of the next pass, of different streams, and cancelled ones."""
         self._wait_for_others()
         chosen: dict[str, Request] = {}
-        given_up: list[Request] = []
+        cancelled: list[Request] = []
         later: deque[Request] = deque()
         images = 0
         while self._requests:
             request = self._requests.popleft()
-            fits = not chosen or images + len(request.images) <= self._limits.max_batch
-            if not fits:
+            if chosen and images + len(request.images) > self._limits.max_batch:
                 later.append(request)
                 break
             if request.stream in chosen:
@@ -103,15 +83,15 @@ class RequestQueue:
                 chosen[request.stream] = request
                 images += len(request.images)
             else:
-                given_up.append(request)
+                cancelled.append(request)
         self._requests.extendleft(reversed(later))
-        self.images -= images + sum(len(each.images) for each in given_up)
+        self.images -= images + sum(len(each.images) for each in cancelled)
         # It fades, so that one busy moment does not make quiet ones wait for ever.
         self._lately = max(len(chosen), self._lately - 1)
-        return list(chosen.values()), given_up
+        return list(chosen.values()), cancelled
 
     def _wait_for_others(self) -> None:
-        """Wait a moment where fewer streams ask than did of late."""
+        """Wait a moment if fewer streams ask than did of late."""
         until = self._requests[0].came + self._limits.max_wait
         while not self.closing and len({each.stream for each in self._requests}) < self._lately:
             left = until - time.perf_counter()

@@ -1,8 +1,8 @@
 """A small client of `ttapca serve`, with nothing but the standard library.
 
-It keeps its connection, waits when the server says so (429 and 503 with `Retry-After`), and tries
-again for a while when the server cannot be reached, as while it is restarted. A request whose
-answer was lost is sent again; its images then count twice in the stream.
+It keeps its connection, waits as long as `Retry-After` of a busy server says, and tries again for a
+while if the server cannot be reached, as during a restart. A request whose answer was lost is sent
+again; its images then count twice in the stream.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import http.client
 import io
 import json
 import math
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -25,22 +24,14 @@ from numpy.typing import NDArray
 from ttapca.errors import FeedError, OptionError
 
 # Answers after which the same request may succeed; a proxy says 502 or 504 for a missing server.
-PASSING = (429, 502, 503, 504)
+RETRIED = (429, 502, 503, 504)
 TIMEOUT = 60.0  # seconds without an answer
 LONGEST_MESSAGE = 500  # letters of a refusal that are shown
 FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0  # seconds between attempts at a server that is not there
 
 
 def parse_address(url: str) -> SplitResult:
-    """Return the parts of a server's address; `http://` may be left out.
-
-    Raises:
-        OptionError: It is no address.
-
-    Example:
-        >>> parse_address("127.0.0.1:8000").netloc
-        '127.0.0.1:8000'
-    """
+    """Return the parts of a server's address; `http://` may be left out."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         more = parts.query or parts.fragment or parts.username
@@ -53,24 +44,12 @@ def parse_address(url: str) -> SplitResult:
 
 @dataclass
 class ServerClient:
-    """Talks to one server, from one thread.
-
-    Args:
-        url: The server's address.
-        token: Sent with every request; None to send none.
-        patience: How many seconds a request is tried for while the server does not answer, or is
-            too busy.
-        stopped: Set by another thread to give up waiting.
-        clock: Seconds that only grow; for tests.
-
-    Raises:
-        OptionError: The address is none, or no header can hold the token.
-    """
+    """Talks to one server, from one thread."""
 
     url: str
     token: str | None = field(default=None, repr=False)
-    patience: float = 10.0
-    stopped: threading.Event = field(default_factory=threading.Event)
+    patience: float = 10.0  # seconds for which a request is tried again
+    stopped: threading.Event = field(default_factory=threading.Event)  # ends waiting
     clock: Callable[[], float] = time.monotonic
     retries: int = field(default=0, init=False)
     _connection: http.client.HTTPConnection | None = field(default=None, init=False, repr=False)
@@ -93,15 +72,11 @@ class ServerClient:
         self.close()
 
     def info(self) -> dict[str, Any]:
-        """Return what the server says about itself, its network and its classes."""
+        """Return the answer to `/v1/info`."""
         return self._ask("GET", "/v1/info")
 
     def predict(self, stream: str, images: NDArray[np.uint8]) -> dict[str, Any]:
-        """Send images of a stream, uint8 (n, height, width, channels), and return the answer.
-
-        Raises:
-            FeedError: The server cannot be reached, or refuses them.
-        """
+        """Send images of a stream, uint8 (n, height, width, channels), and return the answer."""
         body = io.BytesIO()
         np.save(body, images, allow_pickle=False)
         path = f"/v1/predict?stream={quote(stream, safe='')}"
@@ -124,30 +99,28 @@ class ServerClient:
             headers["Authorization"] = f"Bearer {self.token}".encode()  # as the server hashes it
         began, pause = self.clock(), FIRST_WAIT
         while True:
+            wait = None
             try:
-                status, told, answer = self._once(method, path, body, headers)
+                status, wait, answer = self._once(method, path, body, headers)
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                trouble = _unreachable(self.url, error)
+            else:
                 if status < 300:
                     return _parsed(answer, self.url)
                 trouble = _refusal(status, answer, self.url, bool(self.token))
-                if status not in PASSING:
+                if status not in RETRIED:
                     raise FeedError(trouble)
-            except FeedError:
-                raise
-            except (OSError, http.client.HTTPException) as error:
-                self.close()
-                told, trouble = None, _unreachable(self.url, error)
-            if told is None:
+            if wait is None:
                 wait, pause = pause, min(2 * pause, LONGEST_WAIT)
-            else:
-                wait = told
-            too_long = self.clock() - began + wait > self.patience
-            if too_long or self.stopped.wait(wait):
+            if self.clock() - began + wait > self.patience or self.stopped.wait(wait):
                 raise FeedError(trouble)
             self.retries += 1
 
     def _once(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str | bytes]
     ) -> tuple[int, float | None, bytes]:
+        """Return the status, the seconds of `Retry-After`, and the answer."""
         if self._connection is None:
             self._connection = self._connect()
         self._connection.request(method, self._address.path.rstrip("/") + path, body, headers)
@@ -157,10 +130,9 @@ class ServerClient:
 
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._address.hostname or "", self._address.port
-        if self._address.scheme == "https":
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=context)
-        return http.client.HTTPConnection(host, port, timeout=TIMEOUT)
+        secure = self._address.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        return kind(host, port, timeout=TIMEOUT)
 
 
 def _seconds(retry_after: str | None) -> float | None:
@@ -186,7 +158,7 @@ def _parsed(answer: bytes, url: str) -> dict[str, Any]:
 
 
 def _refusal(status: int, answer: bytes, url: str, token: bool) -> str:
-    """Return a sentence that says why the server refused."""
+    """Return why the server refused, in a sentence."""
     if status == 401:
         found = "refuses this token" if token else "asks for a token"
         return f"{url} {found}. Give one with --token, or in the variable TTAPCA_TOKEN."
@@ -198,7 +170,7 @@ def _refusal(status: int, answer: bytes, url: str, token: bool) -> str:
 
 
 def _unreachable(url: str, error: Exception) -> str:
-    """Return a sentence that says why there was no answer."""
+    """Return why there was no answer, in a sentence."""
     reason = str(error) or type(error).__name__
     if isinstance(error, TimeoutError):
         reason = f"no answer within {TIMEOUT:.0f} s"

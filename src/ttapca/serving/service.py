@@ -1,22 +1,20 @@
-"""What the routes of the service share: who may do what, bodies within limits, work in threads."""
+"""The rules that routes share: tokens and their rights, bodies within limits, work in threads."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from ttapca.serving.decoding import ImageDecoder
+from ttapca.serving.http_errors import HttpError
+from ttapca.serving.limits import RequestLimits, RequestRate
 from ttapca.serving.metrics import Metrics
-from ttapca.serving.refusals import SHORT_WAIT, Refusal
-from ttapca.serving.request_limits import RequestLimits, RequestRate
-from ttapca.serving.request_log import RequestRecord
-from ttapca.serving.stream_quotas import StreamQuotas
 from ttapca.serving.tokens import ANYBODY, Right, Token, Tokens
 
 if TYPE_CHECKING:
@@ -31,38 +29,29 @@ Result = TypeVar("Result")
 
 LONGEST_LENGTH = 18  # digits of a Content-Length
 DECODERS = 4  # threads: each holds one decoded picture of at most `max_pixels`
-RECORD = "ttapca.record"  # where the scope of a request keeps its record
 
 
 @dataclass(frozen=True)
 class ServiceFacts:
-    """What `/v1/info` says.
-
-    Attributes:
-        model: Name of the network.
-        filter: The filter in words.
-        classes: Names of the classes; empty where they have none.
-        bands: First and last component of every band, counting from 1.
-        saves: Whether streams outlive the process.
-    """
+    """Facts for `/v1/info`, and whether streams outlive the process."""
 
     model: str
-    filter: str
-    classes: tuple[str, ...] = ()
-    bands: tuple[tuple[int, int], ...] = ()
+    filter: str  # in words
+    classes: tuple[str, ...] = ()  # empty if they have no names
+    bands: tuple[tuple[int, int], ...] = ()  # first and last component, counting from 1
     saves: bool = False
 
 
 class Service:
-    """A pool behind HTTP: the part that is neither pool nor HTTP.
+    """A pool with the rules of a service: tokens, limits, decoding and measurements.
 
     Args:
         pool: Answers the requests. Its owner closes it.
-        facts: What the service says about itself.
-        tokens: Who may use it; without any, everybody on this machine.
-        limits: How much a request may ask for.
-        metrics: What is measured; should also be the observer of the pool.
-        size: How pictures of another size are brought to the network's, as `ImageDecoder` takes it.
+        facts: For `/v1/info`.
+        tokens: Of its clients; without any, all programs on this machine may use it.
+        limits: Of requests.
+        metrics: Counts requests; should also be the observer of the pool.
+        size: How pictures are brought to the network's size, as `ImageDecoder` takes it.
 
     Attributes:
         draining: Whether new requests are refused because the service is about to end.
@@ -85,12 +74,13 @@ class Service:
         self.metrics = metrics or Metrics(facts.model)
         self.metrics.watch(pool)
         self.decoder = ImageDecoder(tuple(pool.input_shape), self.limits, size)
-        self.quotas = StreamQuotas(pool.names)
         self.draining = False
         self.running = 0
         self._held = 0  # bytes of bodies
         self._rates = {
-            token.name: RequestRate(token.requests_per_second) for token in self.tokens.all
+            token.name: RequestRate(token.requests_per_second)
+            for token in self.tokens.all
+            if token.requests_per_second is not None
         }
         self._decoders = ThreadPoolExecutor(DECODERS, "ttapca-decoder")
 
@@ -99,27 +89,20 @@ class Service:
         self._decoders.shutdown(cancel_futures=True)
 
     def admit(self, request: Request, *rights: Right) -> Token:
-        """Return the token of a request that may do something, and count the request.
-
-        Raises:
-            Refusal: It shows no token of ours, lacks a right, or comes too often.
-        """
-        record = record_of(request)
+        """Return the token of a request, which must have some rights, and count the request."""
         token = self._shown(request) if self.tokens else ANYBODY
-        record.token = token.name if self.tokens else None
-        missing = [right for right in rights if right not in token.rights]
-        if missing:
-            raise Refusal(
-                403,
+        request.state.record.token = token.name if self.tokens else None
+        if not token.rights.issuperset(rights):
+            raise HttpError(
                 "right_missing",
                 f"This needs the right{'s' * (len(rights) > 1)} {' and '.join(rights)}; the token "
                 f"`{token.name}` has {', '.join(sorted(token.rights))}. Use another token, or add "
                 "the right to it.",
             )
-        wait = self._rates[token.name].wait() if self.tokens else 0.0
+        rate = self._rates.get(token.name)
+        wait = 0.0 if rate is None else rate.wait()
         if wait:
-            raise Refusal(
-                429,
+            raise HttpError(
                 "too_many_requests",
                 f"The token `{token.name}` may send {token.requests_per_second:g} requests a "
                 "second, and has sent more. Wait as long as the header Retry-After says.",
@@ -131,116 +114,84 @@ class Service:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         secret = secret.strip(" ")  # nothing else: bytes of UTF-8 look like other blanks here
         if scheme.lower() != "bearer" or not secret:
-            raise Refusal(
-                401,
+            raise HttpError(
                 "token_missing",
                 "Requests show a token in the header `Authorization: Bearer TOKEN`; this one shows "
-                "none. Ask whoever runs this service for one.",
-                challenge=True,
+                "none. Ask the operator of this service for one.",
             )
         token = self.tokens.find(secret.encode("latin-1"))
         if token is None:
-            raise Refusal(
-                401,
+            raise HttpError(
                 "token_unknown",
                 "The token is not one of this service. Check that it was copied as a whole, or ask "
-                "whoever runs this service for a new one.",
-                challenge=True,
+                "the operator of this service for a new one.",
             )
         return token
 
-    def stream(self, request: Request, token: Token, name: str) -> str:
-        """Return the full name of a stream that a request names.
-
-        Raises:
-            StreamNameError: It is no name.
-        """
-        full = token.full_name(name)
-        record_of(request).stream = full
-        return full
-
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
-        """Read the body of a request, and count it as held until the block ends.
-
-        Raises:
-            Refusal: It is too large, comes too slowly, or too much is held already.
-        """
-        with self._holding() as hold:
-            content = await self._read(request, hold)
-            record_of(request).bytes = len(content)
-            yield content
-
-    async def _read(self, request: Request, hold: Callable[[int], None]) -> bytes:
-        stated, length = request.headers.get("content-length", "0"), 0
-        if not stated.isdecimal() or len(stated) > LONGEST_LENGTH:
-            raise Refusal(400, "bad_length", "The header Content-Length must be a number.")
-        hold(int(stated))
-        parts: list[bytes] = []
-        try:
-            async with asyncio.timeout(self.limits.body_seconds):
-                async for part in request.stream():
-                    length += len(part)
-                    hold(length)  # a body in chunks does not state its length
-                    parts.append(part)
-        except TimeoutError:
-            raise Refusal(
-                408,
-                "body_too_slow",
-                f"The body of a request arrives within {self.limits.body_seconds:g} s; this one "
-                "did not. Send less at once, or over a faster connection.",
-            ) from None
-        except ClientDisconnect:
-            raise Refusal(400, "disconnected", "The client went away.") from None
-        return b"".join(parts)
-
-    @contextmanager
-    def _holding(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that makes room for so many bytes of one body, or refuses it."""
+        """Read the body of a request, and count it as held until the block ends."""
         own = 0
 
         def hold(size: int) -> None:
+            """Make room for this number of bytes of the body."""
             nonlocal own
             if size > self.limits.max_body:
-                raise Refusal(
-                    413,
+                raise HttpError(
                     "body_too_large",
                     f"The body of a request has at most {self.limits.max_body:,} bytes; this one "
                     "has more. Send several requests, or smaller pictures.",
                 )
             more = max(0, size - own)
             if self._held + more > self.limits.max_held:
-                raise Refusal(
-                    503,
+                raise HttpError(
                     "busy",
                     "Too many large requests are being worked on. Try again in a moment.",
-                    retry_after=SHORT_WAIT,
                 )
             own += more
             self._held += more
 
         try:
-            yield hold
+            content = await self._read(request, hold)
+            request.state.record.bytes = len(content)
+            yield content
         finally:
             self._held -= own
 
-    async def answer(self, stream: str, content_type: str, body: bytes) -> Answer:
-        """Decode the images of a request and return what the pool answers.
+    async def _read(self, request: Request, hold: Callable[[int], None]) -> bytes:
+        stated = request.headers.get("content-length", "0")
+        if not stated.isdecimal() or len(stated) > LONGEST_LENGTH:
+            raise HttpError("bad_length", "The header Content-Length must be a number.")
+        hold(int(stated))
+        content = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                async for part in request.stream():
+                    hold(len(content) + len(part))  # a body in chunks does not state its length
+                    content += part
+        except TimeoutError:
+            raise HttpError(
+                "body_too_slow",
+                f"The body of a request arrives within {self.limits.body_seconds:g} s; this one "
+                "did not. Send less at once, or over a faster connection.",
+            ) from None
+        except ClientDisconnect:
+            raise HttpError("disconnected", "The client went away.") from None
+        return bytes(content)
 
-        Raises:
-            Refusal: It cannot be decoded, or the answer takes too long.
-            TtapcaError: As `ImageDecoder.images` and `StreamPool.submit` raise them.
-        """
+    async def answer(self, token: Token, stream: str, content_type: str, body: bytes) -> Answer:
+        """Decode the images of a request, and return the answer of the pool."""
 
         def submit() -> Future[Answer]:
-            return self.pool.submit(stream, self.decoder.images(content_type, body))
+            images = self.decoder.images(content_type, body)
+            return self.pool.submit(stream, images, admit=token.check_quota)
 
         async with self._in_time():
             decoding = self._decoders.submit(submit)
             try:
                 future = await asyncio.wrap_future(decoding)
             except asyncio.CancelledError:
-                decoding.add_done_callback(_give_up)  # it goes on, but nobody waits for its pass
+                decoding.add_done_callback(_give_up)  # it goes on, but needs no pass any more
                 raise
             return await asyncio.wrap_future(future)
 
@@ -250,7 +201,7 @@ class Service:
         *arguments: Parameters.args,
         **named: Parameters.kwargs,
     ) -> Result:
-        """Return what a function of the pool returns: it may read the disk or wait for a pass."""
+        """Call a function of the pool, which may read the disk or wait for a pass."""
         async with self._in_time():
             return await asyncio.to_thread(function, *arguments, **named)
 
@@ -260,12 +211,10 @@ class Service:
             async with asyncio.timeout(self.limits.answer_seconds):
                 yield
         except TimeoutError:
-            raise Refusal(
-                503,
+            raise HttpError(
                 "too_late",
                 f"A request is answered within {self.limits.answer_seconds:g} s; this one was not. "
                 "It may still be worked on: look at the stream before you send it again.",
-                retry_after=SHORT_WAIT,
             ) from None
 
 
@@ -275,7 +224,7 @@ def _give_up(decoding: Future[Future[Answer]]) -> None:
         decoding.result().cancel()
 
 
-def record_of(request: Request) -> RequestRecord:
-    """Return the record of a request, which is logged when it ends."""
-    found: RequestRecord = request.scope[RECORD]
-    return found
+def service_of(request: Request) -> Service:
+    """Return the service that a request is for."""
+    service: Service = request.app.state.service
+    return service

@@ -1,8 +1,8 @@
 """A network that adapts as one function: images and states in, logits and states out.
 
-For runtimes that keep the state of a stream themselves and hand it back with the next images. What
-it does is what an adapter and a pool do, by the same code; only `TracedBatch` knows that its
-numbers are traced. Everything is float32, because many accelerators know nothing else.
+For runtimes that keep the state of a stream themselves and hand it back with the next images. It is
+the code of adapters and pools; only `TracedBatch` knows that its numbers are traced. Everything is
+float32, because many accelerators know nothing else.
 """
 
 from __future__ import annotations
@@ -23,19 +23,14 @@ from ttapca.spectral.stream_batch import StreamBatch
 from ttapca.spectral.stream_state import LayerMoments, Spectrum, StreamState, leaves
 from ttapca.support.outputs import FindLogits
 
-# What a state keeps beside, which a runtime has no use for.
-BESIDE = ("outliers", "latest", "implausible", "alarm", "conditions", "spectra.0.leeway")
+# Parts of a state that a runtime has no use for.
+UNUSED = ("outliers", "latest", "implausible", "alarm", "conditions", "spectra.0.leeway")
 
 
 class TracedBatch(StreamBatch):
-    """A batch with as many images of each stream, whose states are tables with a row for each.
+    """A batch with `each` images of all streams, whose states are tables with a row for each.
 
-    Args:
-        empty: State of a stream that has shown nothing.
-        tables: What the streams have shown, by the names of `leaves`.
-        streams: How many there are.
-        each: How many images of each come.
-        memory: After so many images, what was seen counts 1 / e.
+    The tables have the names of `leaves`, and `empty` is the state of a new stream.
     """
 
     traced = True
@@ -105,7 +100,7 @@ class TracedBatch(StreamBatch):
         return {name.removeprefix(prefix): each for name, each in some if name.startswith(prefix)}
 
     def after(self) -> dict[str, Tensor]:
-        """Return what the streams have shown by now, by the same names as before."""
+        """Return the states of the streams after the batch, by the same names as before."""
         found: dict[str, Any] = {}
         for number in self.spectra:
             found |= leaves(self._settled(number), f"spectra.{number}")
@@ -118,24 +113,15 @@ class TracedBatch(StreamBatch):
 
 
 class StatefulNetwork(nn.Module):
-    """Predicts images of some streams, given what each stream has shown before.
+    """Predicts images of some streams, given the state of each stream.
 
     It adapts by `wiener` with one condition for each stream. A stream with an image that is not
-    finite keeps its state, and its shift.
-
-    Args:
-        model: Returns logits for a batch of images; in evaluation mode.
-        fitted: A filter of it, which is on the model until `detach` is called.
-        logits: Finds the logits in what the model returns, where that is more than one tensor.
+    finite keeps its state, and its shift. The filter is on the model until `detach` is called.
 
     Attributes:
         state: Shape of each part of a stream's state, by the names that files of streams have. A
-            new stream has zeros. A single number has the shape (1,): some runtimes, such as Triton,
-            can begin no state without dimensions.
-
-    Raises:
-        OptionError: The filter has no energies.
-        AttachError: The filter does not fit the model.
+            new stream has zeros. A single number has the shape (1,), since some runtimes, such as
+            Triton, can begin no state without dimensions.
 
     Example:
         >>> import ttapca
@@ -145,8 +131,8 @@ class StatefulNetwork(nn.Module):
         >>> state = [torch.zeros(2, *shape) for shape in network.state.values()]
         >>> images = torch.stack([source[:1], 3 * source[:1]])  # one of each of two streams
         >>> logits, shift, *state = network(images, *state)
-        >>> logits.shape, (shift > 0.5).tolist(), state[0].tolist()
-        (torch.Size([2, 1, 3]), [[False], [True]], [[1.0], [1.0]])
+        >>> logits.shape, shift.shape, state[0].tolist()
+        (torch.Size([2, 1, 3]), torch.Size([2, 1]), [[1.0], [1.0]])
         >>> model = network.detach()
     """
 
@@ -168,7 +154,7 @@ class StatefulNetwork(nn.Module):
         shapes = {
             name: tuple(each.shape[1:])
             for name, each in leaves(self._start).items()
-            if not name.startswith(BESIDE)
+            if not name.startswith(UNUSED)
         }
         self.state = {name: shape or (1,) for name, shape in shapes.items()}
         self._numbers = [name for name, shape in shapes.items() if not shape]
@@ -177,15 +163,12 @@ class StatefulNetwork(nn.Module):
         """Return logits, shifts and states.
 
         Args:
-            images: As many of each stream, shape (streams, images, *shape).
-            state: What `state` names, each of shape (streams, *shape).
+            images: Equally many of each stream, shape (streams, images, *shape).
+            state: The parts that `self.state` names, each of shape (streams, *shape).
 
         Returns:
             Logits, shape (streams, images, classes); how surely each stream has shifted, from 0 to
             1, shape (streams, 1); and the state to give with the next images.
-
-        Raises:
-            LayerOutputError: The model returns no logits, or does not call the filter's layer.
         """
         before = dict(zip(self.state, state, strict=True))
         tables = before | {name: before[name].squeeze(1) for name in self._numbers}
@@ -223,7 +206,7 @@ class StatefulNetwork(nn.Module):
             name: torch.where(sound.view(-1, *[1] * len(shape)), after[name], before[name])
             for name, shape in self.state.items()
         }
-        # Exporters name what comes out, and one value cannot have two names.
+        # Exporters name outputs, and one value cannot have two names.
         return logits, kept["spectra.0.shift"].clone(), *kept.values()
 
     def detach(self) -> nn.Module:

@@ -1,143 +1,117 @@
-"""All that a pool keeps of one stream, and how it is written to bytes.
+"""The record that a pool keeps of one stream, and its file.
 
 A record is never written into: a pass makes new ones, which replace the old ones when the pass is
-over. So whoever looks sees a whole record, and a pass that fails leaves no mark.
+over. So every reader sees a whole record, and a pass that fails leaves no mark.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-from ttapca.errors import SavedStreamError
+from ttapca._checks import Maybe, Number, OneOf, Record, Rule, Whole, conform, shown
+from ttapca.errors import SavedStreamError, StreamNameError
 from ttapca.serving.answers import Mode, StreamGlance
 from ttapca.spectral.state_files import SavedStream, read_saved
 from ttapca.spectral.stream_state import StreamState
 
+NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]*"  # so that a name is never a path, nor needs an escape
+LONGEST_NAME = 100  # letters
+
+# Numbers that the page or a chart could not show would break the list of all streams.
+COUNT = Whole(0, 2**53)  # browsers count no further
+TIME = Maybe(Number(0, 1e11))  # seconds since 1970: until the year 5138
+
+
+def check_name(name: object, longest: int = LONGEST_NAME) -> None:
+    """Raise `StreamNameError` unless a stream may have this name, of `longest` letters at most.
+
+    Example:
+        >>> check_name("camera-7")
+        >>> check_name("../etc/passwd")
+        Traceback (most recent call last):
+        ttapca.errors.StreamNameError: The name of a stream must have 1 to 100 letters of ...
+    """
+    if not isinstance(name, str) or len(name) > longest or not re.fullmatch(NAME_PATTERN, name):
+        raise StreamNameError(
+            f"The name of a stream must have 1 to {longest} letters of A-Z, a-z, 0-9, dot, hyphen "
+            f"and underscore, and begin with a letter or a digit; found {shown(name)}."
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class StreamRecord:
-    """What was seen of one stream, and what was done with it.
-
-    Attributes:
-        state: What is known of it; the same as a stream of an adapter has.
-        mode: Whether its images are adapted to.
-        images, requests, skipped: How many came, and how many requests changed nothing.
-        adapted, shadowed, differed: How many images were answered with a filter that changed them,
-            were answered in shadow, and have another class there.
-        shifted_since, last_seen: Seconds since 1970.
-    """
+    """The state of one stream, as adapters have it, and counts of its requests."""
 
     state: StreamState
     mode: Mode = "on"
     images: int = 0
     requests: int = 0
-    skipped: int = 0
-    adapted: int = 0
-    shadowed: int = 0
-    differed: int = 0
-    shifted_since: float | None = None
+    skipped: int = 0  # requests that changed nothing, since their numbers were not finite
+    adapted: int = 0  # images that were answered with a filter that changed them
+    shadowed: int = 0  # images that were answered in shadow
+    differed: int = 0  # images that have another class there
+    shifted_since: float | None = None  # seconds since 1970
     last_seen: float | None = None
+
+    @property
+    def shifted(self) -> bool:
+        """Whether the alarm is on."""
+        return self.state.alarm.shifted
+
+    @property
+    def adapted_share(self) -> float:
+        """Share of all images that were answered with a filter that changed them."""
+        return self.adapted / max(1, self.images)
+
+    @property
+    def disagreement(self) -> float | None:
+        """Share of images in shadow that have another class when adapted; None before any."""
+        return self.differed / self.shadowed if self.shadowed else None
 
     @property
     def shift(self) -> float:
         """How surely the condition of its last image is a shift, from 0 to 1."""
         return float(self.state.spectra[0].shift[self.state.latest])
 
-    @property
-    def shifted(self) -> bool:
-        """What the alarm says."""
-        return self.state.alarm.shifted
-
-    @property
-    def adapted_share(self) -> float:
-        """Of all images, how many were answered with a filter that changed them."""
-        return self.adapted / max(1, self.images)
-
-    @property
-    def disagreement(self) -> float | None:
-        """Of all images in shadow, how many have another class when adapted; None before any."""
-        return self.differed / self.shadowed if self.shadowed else None
-
     def glance(self, name: str) -> StreamGlance:
-        """Return what it says about its stream, which has this name, without computing."""
-        return StreamGlance(
-            stream=name,
-            mode=self.mode,
-            images=self.images,
-            requests=self.requests,
-            skipped=self.skipped,
-            shift=self.shift,
-            shifted=self.shifted,
-            adapted_share=self.adapted_share,
-            disagreement=self.disagreement,
-            shifted_since=self.shifted_since,
-            last_seen=self.last_seen,
-        )
+        """Return the status of the stream of this name that takes no computing."""
+        facts = {each.name: getattr(self, each.name) for each in fields(StreamGlance)[1:]}
+        return StreamGlance(name, **facts)
 
     def to_bytes(self, kind: str) -> bytes:
-        """Return the record as a file of `ttapca.spectral.state_files`.
-
-        Args:
-            kind: Which pools and adapters can read it.
-        """
-        facts = {each.name: getattr(self, each.name) for each in _FACTS}
+        """Return a file of `ttapca.spectral.state_files` for pools and adapters of this kind."""
+        facts = {name: getattr(self, name) for name in FACTS}
         return SavedStream(kind, self.state, facts=facts).to_bytes()
 
 
-_FACTS = [each for each in fields(StreamRecord) if each.name != "state"]
-# By the type of a field: what a number can be, and its largest value. Whoever shows a number that
-# cannot be would fail, and with it all that is said of other streams.
-_KINDS: dict[str, tuple[Any, float]] = {
-    "int": (int, 2**53),  # browsers count no further
-    "float | None": ((int, float, type(None)), 1e11),  # seconds since 1970: until the year 5138
+FACTS: dict[str, Rule] = dict.fromkeys([f.name for f in fields(StreamRecord)[1:]], COUNT) | {
+    "mode": OneOf(get_args(Mode)),
+    "shifted_since": TIME,
+    "last_seen": TIME,
 }
 
 
 def read_record(data: bytes, kind: str, like: StreamRecord) -> StreamRecord:
     """Return the record that `StreamRecord.to_bytes` wrote, or one for a stream of an adapter.
 
-    Args:
-        data: From anybody: everything in it is checked.
-        kind: Which pools and adapters can read it.
-        like: A new record of such a pool.
-
-    Raises:
-        SavedStreamError: The bytes are something else, or were written by another kind of pool.
+    Everything in the data is checked, or `SavedStreamError` is raised: they may come from a client.
+    `kind` is that of the pool, and `like` a new record of it.
     """
     saved = read_saved(data, kind, like.state, "The file")
     if saved.state is None:
         raise SavedStreamError("The file is no saved stream: they hold no state.")
     facts = dict(saved.facts) or _facts_of_adapter(saved.other, like.mode)
-    return StreamRecord(saved.state, **_checked(facts))
+    conform(facts, Record(FACTS), "The file is no saved stream", SavedStreamError)
+    return StreamRecord(saved.state, **facts)
 
 
 def _facts_of_adapter(other: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
-    """Return what a pool counts of a stream that an adapter has saved."""
+    """Return the counts of a pool for a stream that an adapter has saved."""
     values = other.get("values")
     values = values if isinstance(values, Mapping) else {}
-    known = {"mode": mode, "shifted_since": None, "last_seen": None}
     counts = {"images": "images", "requests": "batches", "skipped": "skipped"}
-    found = {name: values.get(counts.get(name, ""), 0) for name in _kinds()}
-    return found | known
-
-
-def _kinds() -> dict[str, str]:
-    return {each.name: str(each.type) for each in _FACTS}
-
-
-def _checked(facts: dict[str, Any]) -> dict[str, Any]:
-    kinds = _kinds()
-    if facts.keys() != kinds.keys():
-        raise SavedStreamError("The file is no saved stream: their numbers have other names.")
-    for name, value in facts.items():
-        if name == "mode":
-            sound = value in get_args(Mode)
-        else:
-            kind, most = _KINDS[kinds[name]]
-            sound = isinstance(value, kind) and not isinstance(value, bool)
-            sound = sound and (value is None or 0 <= value <= most)
-        if not sound:
-            raise SavedStreamError(f"The file is no saved stream: `{name}` is {value!r}.")
-    return facts
+    found = {name: values.get(counts.get(name, ""), 0) for name in FACTS}
+    return found | {"mode": mode, "shifted_since": None, "last_seen": None}

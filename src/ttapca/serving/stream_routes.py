@@ -1,4 +1,7 @@
-"""The routes of streams: predict, look, switch, reset, save, load, delete."""
+"""The routes of streams: predict, look, switch, reset, save, load, delete.
+
+Work of the pool is done in other threads: it may read the disk, or wait for a pass.
+"""
 
 from __future__ import annotations
 
@@ -11,297 +14,251 @@ from starlette.responses import Response
 
 from ttapca._checks import OneOf, Record, conform
 from ttapca.errors import DamagedStreamError, UnknownStreamError
+from ttapca.serving import api_models as api
 from ttapca.serving.answers import Mode, StreamStatus
-from ttapca.serving.api_description import (
-    BYTES,
-    IMAGES_BODY,
-    MODE_BODY,
-    PNG,
-    STATE_BODY,
-    WITH_BODY,
-    file_answer,
-    refusals,
-)
-from ttapca.serving.api_models import Pictures, PredictAnswer, StreamFacts, StreamList
+from ttapca.serving.api_models import BYTES, PNG, WITH_BODY, file_answer, refusals
 from ttapca.serving.decoding import JSON
-from ttapca.serving.refusals import Refusal
-from ttapca.serving.rendering import (
-    answer_facts,
-    glance_facts,
-    json_bytes,
-    picture_urls,
-    png_bytes,
-    status_facts,
-)
-from ttapca.serving.service import Service, record_of
-from ttapca.serving.stream_names import LONGEST_NAME, PATTERN
+from ttapca.serving.http_errors import HttpError
+from ttapca.serving.service import Service, service_of
+from ttapca.serving.stream_record import LONGEST_NAME, NAME_PATTERN
 from ttapca.serving.tokens import Right, Token
 from ttapca.support.parsing import parse_json
 
 CHANGE = Record({"mode": OneOf(get_args(Mode))})
 MOST_LISTED = 500
 
-# Said to clients; names are checked with the token, which has its part in them.
+# For clients to read; names are checked with the token, whose name is a part of them.
 _NAME: dict[str, Any] = {
-    "pattern": f"^{PATTERN}$",
+    "pattern": f"^{NAME_PATTERN}$",
     "minLength": 1,
     "maxLength": LONGEST_NAME,
 }
 StreamName = Annotated[
-    str,
-    Query(description="Whose images these are.", examples=["camera-7"], json_schema_extra=_NAME),
+    str, Query(description="Of the images.", examples=["camera-7"], json_schema_extra=_NAME)
 ]
 Name = Annotated[
     str, Path(description="The stream.", examples=["camera-7"], json_schema_extra=_NAME)
 ]
 Offset = Annotated[int, Query(ge=0, le=10**9, description="How many streams to leave out.")]
+Limit = Annotated[int, Query(ge=1, le=MOST_LISTED, description="How many to list at most.")]
 Brief = Annotated[bool, Query(description="Whether to tell only what costs nothing.")]
 Shifted = Annotated[
     bool | None, Query(description="Only streams whose alarm is on, or only those whose is off.")
 ]
 Full = Annotated[
-    bool,
-    Query(description="Whether to tell all about the stream, as `GET /v1/streams/NAME` does."),
+    bool, Query(description="Whether to tell all about the stream, as `GET /v1/streams/NAME` does.")
 ]
-Limit = Annotated[int, Query(ge=1, le=MOST_LISTED, description="How many to list at most.")]
+
+router = APIRouter(prefix="/v1")
+STREAM = "/streams/{name}"
 
 
-class StreamRoutes:
-    """Answers requests about streams.
+@router.post(
+    "/predict",
+    response_model=api.PredictAnswer,
+    responses=refusals(409, 415, *WITH_BODY),
+    openapi_extra=api.IMAGES_BODY,
+)
+async def predict(request: Request, stream: StreamName, full: Full = False) -> Response:
+    """Predict the classes of images, adapt to their stream, and tell how it is.
 
-    Whatever the pool does is done in other threads: it may read the disk, or wait for a pass.
-
-    Args:
-        service: Knows the pool, and who may do what.
+    Images are PNG or JPEG files as a form (`curl --form images=@a.png`) or a single one as it is;
+    an array of numpy, uint8 by (images, height, width, channels) or floating point from 0 to 1 by
+    (images, channels, height, width); or the same as lists in JSON, with `scale` 255 for whole
+    numbers from 0 to 255. Pictures of another size are resized, with their proportions kept, and
+    cut to their centre.
     """
+    service, token, name = _named(request, stream, "predict")
+    kind = request.headers.get("content-type", "")
+    async with service.body(request) as body:
+        service.pool.check_admission(name, token.check_quota)
+        answer = await service.answer(token, name, kind, body)
+    request.state.record.images = len(answer.logits)
+    facts = partial(api.answer_facts, answer, token, service.facts.classes)
+    if not full:
+        return _json(api.json_bytes(facts()))  # takes less time than another thread would
+    return _json(await service.in_thread(lambda: api.json_bytes(facts(full=True))))
 
-    def __init__(self, service: Service) -> None:
-        self.service, self.pool = service, service.pool
 
-    def router(self) -> APIRouter:
-        """Return the routes."""
-        router = APIRouter(prefix="/v1")
-        one = "/streams/{name}"
-        router.post(
-            "/predict",
-            summary="Predict the classes of images, and adapt to their stream",
-            response_model=PredictAnswer,
-            responses=refusals(409, 415, *WITH_BODY),
-            openapi_extra=IMAGES_BODY,
-        )(self.predict)
-        router.get(
-            "/streams",
-            summary="List streams by name",
-            response_model=StreamList,
-            responses=refusals(),
-        )(self.list_streams)
-        router.get(
-            one,
-            summary="Tell how a stream is",
-            response_model=StreamFacts,
-            responses=refusals(404, 409),
-        )(self.look)
-        router.put(
-            one,
-            summary="Switch a stream off, to shadow or on; a new one begins in that mode",
-            response_model=StreamFacts,
-            responses=refusals(409, *WITH_BODY),
-            openapi_extra=MODE_BODY,
-        )(self.switch)
-        router.delete(
-            one,
-            summary="Forget a stream, also on disk",
-            status_code=204,
-            responses=refusals(404),
-        )(self.drop)
-        router.post(
-            f"{one}/reset",
-            summary="Let a stream begin anew, in its mode",
-            response_model=StreamFacts,
-            responses=refusals(404, 409),
-        )(self.reset)
-        router.post(
-            f"{one}/save",
-            summary="Write all that has changed to disk now",
-            response_model=StreamFacts,
-            responses=refusals(404, 409),
-        )(self.save)
-        router.get(
-            f"{one}/state",
-            summary="Read all that is kept of a stream",
-            response_class=Response,
-            responses=file_answer(BYTES, 404, 409),
-        )(self.read_state)
-        router.put(
-            f"{one}/state",
-            summary="Load a stream that was read before, here or elsewhere",
-            response_model=StreamFacts,
-            responses=refusals(*WITH_BODY),
-            openapi_extra=STATE_BODY,
-        )(self.load_state)
-        router.get(
-            f"{one}/pictures",
-            summary="Show the last image before and after the filter, as URLs with the data",
-            response_model=Pictures,
-            responses=refusals(404),
-        )(self.both_pictures)
-        for which, show in (("before", self.picture_before), ("after", self.picture_after)):
-            router.get(
-                f"{one}/pictures/{which}.png",
-                summary=f"Show the last image {which} the filter",
-                response_class=Response,
-                responses=file_answer(PNG, 404),
-            )(show)
-        return router
+@router.get("/streams", response_model=api.StreamList, responses=refusals())
+async def list_streams(
+    request: Request,
+    offset: Offset = 0,
+    limit: Limit = 100,
+    brief: Brief = False,
+    shifted: Shifted = None,
+) -> Response:
+    """List the streams that the token can name, sorted by name, a page at a time."""
+    service = service_of(request)
+    pool, token = service.pool, service.admit(request, "read")
 
-    async def predict(self, request: Request, stream: StreamName, full: Full = False) -> Response:
-        """Send images of a stream, and get their classes and how the stream is."""
-        service = self.service
-        token, name = self._named(request, stream, "predict")
-        kind = request.headers.get("content-type", "")
-        async with service.body(request) as body, service.quotas.beginning(token, name):
-            answer = await service.answer(name, kind, body)
-        record_of(request).images = len(answer.logits)
-        facts = partial(answer_facts, answer, token, service.facts.classes)
-        if not full:
-            return _json(json_bytes(facts()))  # takes less time than another thread would
-        return _json(await service.in_thread(lambda: json_bytes(facts(full=True))))
+    def told(name: str) -> dict[str, Any]:
+        if brief:
+            return api.glance_facts(pool.glance(name), token)
+        return api.status_facts(pool.status(name), token)
 
-    async def list_streams(
-        self,
-        request: Request,
-        offset: Offset = 0,
-        limit: Limit = 100,
-        brief: Brief = False,
-        shifted: Shifted = None,
-    ) -> Response:
-        """List the streams that the token can name, sorted by name, a page at a time."""
-        token = self.service.admit(request, "read")
+    def work() -> bytes:
+        names = [name for name in pool.names(shifted=shifted) if token.owns(name)]
+        found, damaged = [], []
+        for name in names[offset : offset + limit]:
+            try:
+                found.append(told(name))
+            except UnknownStreamError:
+                continue  # deleted in this moment
+            except DamagedStreamError:
+                damaged.append(token.own_name(name))
+        return api.json_bytes({"streams": found, "damaged": damaged, "total": len(names)})
 
-        def told(name: str) -> dict[str, Any]:
-            if brief:
-                return glance_facts(self.pool.glance(name), token)
-            return status_facts(self.pool.status(name), token)
+    return _json(await service.in_thread(work))
 
-        def work() -> bytes:
-            names = [name for name in self.pool.names(shifted=shifted) if token.owns(name)]
-            found, damaged = [], []
-            for name in names[offset : offset + limit]:
-                try:
-                    found.append(told(name))
-                except UnknownStreamError:
-                    continue  # deleted in this moment
-                except DamagedStreamError:
-                    damaged.append(token.own_name(name))
-            return json_bytes({"streams": found, "damaged": damaged, "total": len(names)})
 
-        return _json(await self.service.in_thread(work))
+@router.get(STREAM, response_model=StreamStatus, responses=refusals(404, 409))
+async def look(request: Request, name: Name) -> Response:
+    """Tell health, mode and history of a stream."""
+    service, token, full = _named(request, name, "read")
+    return await _told(service, token, partial(service.pool.status, full))
 
-    async def look(self, request: Request, name: Name) -> Response:
-        """Tell health, mode and history of a stream."""
-        token, full = self._named(request, name, "read")
-        return await self._told(token, partial(self.pool.status, full))
 
-    async def switch(self, request: Request, name: Name) -> Response:
-        """Answer from now on with the adapted network, the untouched one, or that and compare."""
-        token, full = self._named(request, name, "control")
-        service = self.service
-        async with service.body(request) as body, service.quotas.beginning(token, full):
-            change = parse_json(body, "The body", _bad_body)
-            conform(change, CHANGE, "The body", _bad_body)
-            return await self._told(token, partial(self.pool.set_mode, full, change["mode"]))
+@router.put(
+    STREAM,
+    response_model=StreamStatus,
+    responses=refusals(409, *WITH_BODY),
+    openapi_extra=api.MODE_BODY,
+)
+async def switch(request: Request, name: Name) -> Response:
+    """Switch a stream off, to shadow or on; a new one begins in that mode."""
+    service, token, full = _named(request, name, "control")
+    async with service.body(request) as body:
+        service.pool.check_admission(full, token.check_quota)
+        change = parse_json(body, "The body", _bad_body)
+        conform(change, CHANGE, "The body", _bad_body)
+    work = partial(service.pool.set_mode, full, change["mode"], admit=token.check_quota)
+    return await _told(service, token, work)
 
-    async def drop(self, request: Request, name: Name) -> Response:
-        """Forget all that was seen of a stream; images of that name begin a new one."""
-        _, full = self._named(request, name, "control")
-        await self.service.in_thread(self.pool.drop, full)
-        return Response(status_code=204)
 
-    async def reset(self, request: Request, name: Name) -> Response:
-        """Forget what was seen of a stream, and keep its mode."""
-        token, full = self._named(request, name, "control")
-        return await self._told(token, partial(self.pool.reset, full))
+@router.delete(STREAM, status_code=204, responses=refusals(404))
+async def drop(request: Request, name: Name) -> Response:
+    """Forget a stream, also on disk; images of that name begin a new one."""
+    service, _, full = _named(request, name, "control")
+    await service.in_thread(service.pool.drop, full)
+    return Response(status_code=204)
 
-    async def save(self, request: Request, name: Name) -> Response:
-        """Do now what is done every few seconds."""
-        token, full = self._named(request, name, "control")
-        if not self.service.facts.saves:
-            raise Refusal(
-                409,
-                "no_store",
-                "Streams are kept in the file that the service was started with; this one was "
-                "started without. Start it with --state FILE, or read the stream's `state`.",
+
+@router.post(f"{STREAM}/reset", response_model=StreamStatus, responses=refusals(404, 409))
+async def reset(request: Request, name: Name) -> Response:
+    """Let a stream begin anew, in its mode."""
+    service, token, full = _named(request, name, "control")
+    return await _told(service, token, partial(service.pool.reset, full))
+
+
+@router.post(f"{STREAM}/save", response_model=StreamStatus, responses=refusals(404, 409))
+async def save(request: Request, name: Name) -> Response:
+    """Write all changes to disk now, instead of in a few seconds."""
+    service, token, full = _named(request, name, "control")
+    if not service.facts.saves:
+        raise HttpError(
+            "no_store",
+            "Streams are kept in the file that the service was started with; this one was "
+            "started without. Start it with --state FILE, or read the stream's `state`.",
+        )
+
+    def work() -> StreamStatus:
+        status = service.pool.status(full)  # an unknown stream is refused, not ignored
+        service.pool.save()
+        return status
+
+    return await _told(service, token, work)
+
+
+@router.get(f"{STREAM}/state", response_class=Response, responses=file_answer(BYTES, 404, 409))
+async def read_state(request: Request, name: Name) -> Response:
+    """Read a stream as safetensors; the same bytes load it again, bit for bit."""
+    service, _, full = _named(request, name, "read")
+    content = await service.in_thread(service.pool.dump, full)
+    return Response(content, media_type=BYTES)
+
+
+@router.put(
+    f"{STREAM}/state",
+    response_model=StreamStatus,
+    responses=refusals(*WITH_BODY),
+    openapi_extra=api.STATE_BODY,
+)
+async def load_state(request: Request, name: Name) -> Response:
+    """Load a stream that was read before, here or elsewhere, with this network and filter."""
+    service, token, full = _named(request, name, "control")
+    async with service.body(request) as body:
+        service.pool.check_admission(full, token.check_quota)
+        work = partial(service.pool.restore, full, body, admit=token.check_quota)
+        return await _told(service, token, work)
+
+
+@router.get(f"{STREAM}/pictures", response_model=api.Pictures, responses=refusals(404))
+async def both_pictures(request: Request, name: Name) -> Response:
+    """Show the last image before and after the filter: for a page, whose images send no token."""
+    service, _, full = _named(request, name, "read")
+    return _json(
+        await service.in_thread(
+            lambda: api.json_bytes(api.picture_urls(service.pool.pictures(full)))
+        )
+    )
+
+
+@router.get(
+    f"{STREAM}/pictures/before.png", response_class=Response, responses=file_answer(PNG, 404)
+)
+async def picture_before(request: Request, name: Name) -> Response:
+    """Show the last image of a stream as it came, in the network's size."""
+    return await _picture(request, name, 0)
+
+
+@router.get(
+    f"{STREAM}/pictures/after.png", response_class=Response, responses=file_answer(PNG, 404)
+)
+async def picture_after(request: Request, name: Name) -> Response:
+    """Show the last image of a stream as the filter leaves it."""
+    return await _picture(request, name, 1)
+
+
+async def _picture(request: Request, name: str, place: int) -> Response:
+    service, _, full = _named(request, name, "read")
+
+    def work() -> bytes:
+        pictures = service.pool.pictures(full)
+        if pictures is None:
+            raise HttpError(
+                "no_picture",
+                "A stream has pictures once it was sent images; this one was not since the "
+                "service was started.",
             )
+        return api.png_bytes(pictures[place])
 
-        def work() -> StreamStatus:
-            status = self.pool.status(full)  # an unknown stream is refused, not ignored
-            self.pool.save()
-            return status
+    return Response(await service.in_thread(work), media_type=PNG)
 
-        return await self._told(token, work)
 
-    async def read_state(self, request: Request, name: Name) -> Response:
-        """Get a stream as safetensors; the same bytes load it again, bit for bit."""
-        _, full = self._named(request, name, "read")
-        content = await self.service.in_thread(self.pool.dump, full)
-        return Response(content, media_type=BYTES)
+def _named(request: Request, name: str, right: Right) -> tuple[Service, Token, str]:
+    """Return the service, the token and the full name of the stream of a request, or refuse."""
+    service = service_of(request)
+    token = service.admit(request, right)
+    full = token.full_name(name)
+    request.state.record.stream = full
+    return service, token, full
 
-    async def load_state(self, request: Request, name: Name) -> Response:
-        """Put back a stream; the network and the filter must be those that it was read from."""
-        token, full = self._named(request, name, "control")
-        service = self.service
-        async with service.body(request) as body, service.quotas.beginning(token, full):
-            return await self._told(token, partial(self.pool.restore, full, body))
 
-    async def both_pictures(self, request: Request, name: Name) -> Response:
-        """Get both pictures of one image at once, for a page, whose images can send no token."""
-        _, full = self._named(request, name, "read")
-        work = self.service.in_thread(lambda: json_bytes(picture_urls(self.pool.pictures(full))))
-        return _json(await work)
+async def _told(service: Service, token: Token, work: Callable[[], StreamStatus]) -> Response:
+    """Do something with a stream, and answer with how it is then."""
 
-    async def picture_before(self, request: Request, name: Name) -> Response:
-        """Get the last image of a stream as it came, in the network's size."""
-        return await self._picture(request, name, 0)
+    def done() -> bytes:
+        status = work()
+        service.metrics.noticed(status)
+        return api.json_bytes(api.status_facts(status, token))
 
-    async def picture_after(self, request: Request, name: Name) -> Response:
-        """Get the last image of a stream as the filter leaves it."""
-        return await self._picture(request, name, 1)
-
-    async def _picture(self, request: Request, name: str, place: int) -> Response:
-        _, full = self._named(request, name, "read")
-
-        def work() -> bytes:
-            pictures = self.pool.pictures(full)
-            if pictures is None:
-                raise Refusal(
-                    404,
-                    "no_picture",
-                    "A stream has pictures once it was sent images; this one was not since the "
-                    "service was started.",
-                )
-            return png_bytes(pictures[place])
-
-        return Response(await self.service.in_thread(work), media_type=PNG)
-
-    def _named(self, request: Request, name: str, right: Right) -> tuple[Token, str]:
-        """Return the token of a request and the full name of its stream, or refuse."""
-        token = self.service.admit(request, right)
-        return token, self.service.stream(request, token, name)
-
-    async def _told(self, token: Token, work: Callable[[], StreamStatus]) -> Response:
-        """Do something with a stream, and answer with how it is then."""
-
-        def done() -> bytes:
-            status = work()
-            self.service.metrics.noticed(status)
-            return json_bytes(status_facts(status, token))
-
-        return _json(await self.service.in_thread(done))
+    return _json(await service.in_thread(done))
 
 
 def _json(content: bytes) -> Response:
     return Response(content, media_type=JSON)
 
 
-def _bad_body(message: str) -> Refusal:
-    return Refusal(422, "bad_body", message)
+def _bad_body(message: str) -> HttpError:
+    return HttpError("bad_body", message)

@@ -1,9 +1,8 @@
 """The states of streams on disk, in one SQLite file.
 
-Why SQLite and not a file for each stream: what changed in a few seconds is written in one
-transaction, which is there whole or not at all after `kill -9`; ten thousand streams are one file;
-and the name of a stream is a value in a table, never a path. A state itself is a safetensors blob:
-nothing in it is run.
+SQLite rather than a file for each stream: all changes of a few seconds are one transaction, which
+is there whole or not at all after `kill -9`; ten thousand streams are one file; and the name of a
+stream is a value in a table, never a path. A state is a safetensors blob: nothing in it is run.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -24,7 +23,7 @@ SCHEMA = (
     """CREATE TABLE IF NOT EXISTS streams (
         name TEXT PRIMARY KEY NOT NULL, state BLOB NOT NULL, saved REAL NOT NULL
     ) WITHOUT ROWID""",
-    # Those whose alarm is on: to find them in the states, all of these would have to be read.
+    # Of streams whose alarm is on, so that no states must be read to find them.
     "CREATE TABLE IF NOT EXISTS shifted (name TEXT PRIMARY KEY NOT NULL) WITHOUT ROWID",
 )
 
@@ -38,7 +37,7 @@ class StreamStore:
     Raises:
         SavedStreamError: The file is something else.
         StorageError: It cannot be written, or another process serves from it. Every method raises
-            this as well where the file can no longer be read or written.
+            this as well if the file can no longer be read or written.
 
     Example:
         >>> import tempfile
@@ -66,7 +65,7 @@ class StreamStore:
             ) from error
 
     def _opened(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
+        connection = sqlite3.connect(self.path, check_same_thread=False)
         try:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two servers would lose states
             connection.execute("PRAGMA journal_mode = WAL")
@@ -87,21 +86,23 @@ class StreamStore:
 
     def names(self) -> list[str]:
         """Return the names of all streams, sorted."""
-        return self._names("SELECT name FROM streams ORDER BY name")
+        with self._transaction() as connection:
+            return [
+                name for (name,) in connection.execute("SELECT name FROM streams ORDER BY name")
+            ]
 
     def shifted(self) -> list[str]:
-        """Return the names of the streams that were said to have shifted, sorted."""
-        return self._names("SELECT name FROM shifted ORDER BY name")
-
-    def _names(self, query: str) -> list[str]:
-        with self._cursor() as cursor:
-            return [name for (name,) in cursor.execute(query)]
+        """Return the names of the streams that were written as shifted, sorted."""
+        with self._transaction() as connection:
+            return [
+                name for (name,) in connection.execute("SELECT name FROM shifted ORDER BY name")
+            ]
 
     def read(self, name: str) -> bytes | None:
-        """Return the state of a stream; None where there is none."""
-        with self._cursor() as cursor:
-            cursor.execute("SELECT state FROM streams WHERE name = ?", (name,))
-            row = cursor.fetchone()
+        """Return the state of a stream; None if there is none."""
+        with self._transaction() as connection:
+            found = connection.execute("SELECT state FROM streams WHERE name = ?", (name,))
+            row = found.fetchone()
         return None if row is None else bytes(row[0])
 
     def write(self, states: Mapping[str, bytes], shifted: Collection[str] = ()) -> None:
@@ -109,44 +110,28 @@ class StreamStore:
 
         Args:
             states: By name.
-            shifted: Which of these have shifted.
+            shifted: Names of those that have shifted.
         """
         now = time.time()
-        self._change(
-            (
-                "INSERT OR REPLACE INTO streams VALUES (?, ?, ?)",
-                [(name, state, now) for name, state in states.items()],
-            ),
-            ("DELETE FROM shifted WHERE name = ?", [(name,) for name in states]),
-            ("INSERT INTO shifted VALUES (?)", [(name,) for name in shifted]),
-        )
+        rows = [(name, state, now) for name, state in states.items()]
+        with self._transaction() as connection:
+            connection.executemany("INSERT OR REPLACE INTO streams VALUES (?, ?, ?)", rows)
+            connection.executemany("DELETE FROM shifted WHERE name = ?", _rows(states))
+            connection.executemany("INSERT INTO shifted VALUES (?)", _rows(shifted))
 
     def drop(self, names: Iterable[str]) -> None:
-        """Forget some streams."""
-        rows = [(name,) for name in names]
-        self._change(
-            ("DELETE FROM streams WHERE name = ?", rows),
-            ("DELETE FROM shifted WHERE name = ?", rows),
-        )
-
-    def _change(self, *changes: tuple[str, Sequence[tuple[object, ...]]]) -> None:
-        with self._cursor() as cursor:
-            try:
-                cursor.execute("BEGIN IMMEDIATE")
-                for statement, rows in changes:
-                    cursor.executemany(statement, rows)
-                cursor.execute("COMMIT")
-            except sqlite3.Error:
-                if self._connection.in_transaction:
-                    cursor.execute("ROLLBACK")
-                raise
+        """Forget some streams, all of them or none."""
+        rows = _rows(names)
+        with self._transaction() as connection:
+            connection.executemany("DELETE FROM streams WHERE name = ?", rows)
+            connection.executemany("DELETE FROM shifted WHERE name = ?", rows)
 
     @contextmanager
-    def _cursor(self) -> Iterator[sqlite3.Cursor]:
-        """Yield a cursor that one thread at a time has; an error of SQLite is a `StorageError`."""
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield the connection to one thread at a time; an error of SQLite is a `StorageError`."""
         try:
-            with self._lock, closing(self._connection.cursor()) as cursor:
-                yield cursor
+            with self._lock, self._connection:
+                yield self._connection
         except sqlite3.Error as error:
             raise StorageError(
                 f"Streams in {self.path} cannot be read or written: {error}. Check that the disk "
@@ -165,3 +150,7 @@ class StreamStore:
     def __exit__(self, *exception: object) -> None:
         """Close the file."""
         self.close()
+
+
+def _rows(names: Iterable[str]) -> list[tuple[str]]:
+    return [(name,) for name in names]

@@ -1,23 +1,12 @@
-"""Who may do what: tokens by name, their rights, and the streams that are theirs.
+"""Tokens of clients: their rights, quotas and streams.
 
-A file of tokens is TOML. It holds no secret, only the SHA-256 of one or where to find it:
-
-    [[token]]
-    name = "shop"
-    hash = "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
-    rights = ["read", "predict"]
-    max_streams = 100
-    requests_per_second = 50
-
-    [[token]]
-    name = "operator"
-    secret_file = "/run/secrets/operator"     # or secret_env = "TTAPCA_OPERATOR"
-    rights = ["read", "control", "all"]
+A file of tokens is TOML, as `docs/production.md` describes it. It holds no secret, only the SHA-256
+of one or where to find it.
 
 Streams belong to the token that names them: `camera-7` of `shop` is the stream `shop.camera-7` of
-the pool. Names of tokens have no dot, so no token can name a stream of another, and what one asks
-for never tells it whether another has such a stream. The right `all` lifts this: its holder uses
-the full names, `shop.camera-7`.
+the pool. Names of tokens have no dot, so no token can name a stream of another, and no answer
+tells it whether another has such a stream. The right `all` lifts this: its holder uses the full
+names, `shop.camera-7`.
 """
 
 from __future__ import annotations
@@ -25,14 +14,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ttapca._checks import ListOf, Maybe, Number, OneOf, Record, Such, Text, Whole, conform
-from ttapca.errors import OptionError
-from ttapca.serving.stream_names import LONGEST_NAME, check_name
+from ttapca.errors import OptionError, TooManyStreamsError
+from ttapca.serving.stream_record import LONGEST_NAME, check_name
 from ttapca.support.parsing import parse_toml, read_bounded
 
 Right = Literal["read", "predict", "control", "all"]
@@ -40,7 +29,7 @@ RIGHTS: tuple[Right, ...] = get_args(Right)
 
 HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
 TOKEN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,29}")
-SHORTEST_SECRET = 20  # letters: a hash without salt protects only what nobody can guess
+SHORTEST_SECRET = 20  # letters: a hash without salt protects a long random secret only
 LARGEST_SECRET = 1000
 
 NAME = Such(
@@ -69,19 +58,14 @@ WAYS = ("hash", "secret_env", "secret_file")
 
 @dataclass(frozen=True)
 class Token:
-    """What is known about one token; not the token itself.
+    """The facts of one token, without its secret; its quotas are None for no limit.
 
-    Attributes:
-        name: Whose it is; the first part of the names of its streams.
-        digest: SHA-256 of the secret.
-        rights: `read` looks at streams, `predict` sends images, `control` switches, resets, loads
-            and deletes streams; `all`: over the streams of every token, by their full names.
-        max_streams: How many streams it may have; any number if None.
-        requests_per_second: How often it may come; as often as it likes if None.
+    The right `read` looks at streams, `predict` sends images, `control` switches, resets, loads and
+    deletes streams; `all` does so with the streams of every token, by their full names.
     """
 
-    name: str
-    digest: bytes = field(repr=False)
+    name: str  # the first part of the names of its streams
+    digest: bytes = field(repr=False)  # SHA-256 of the secret
     rights: frozenset[Right]
     max_streams: int | None = None
     requests_per_second: float | None = None
@@ -92,20 +76,21 @@ class Token:
         return "" if "all" in self.rights else f"{self.name}."
 
     def full_name(self, stream: str) -> str:
-        """Return the name in the pool of a stream that the holder names.
-
-        Raises:
-            StreamNameError: It is no name of a stream.
-
-        Example:
-            >>> Token("shop", b"", frozenset({"read"})).full_name("camera-7")
-            'shop.camera-7'
-        """
+        """Return the name in the pool of the holder's stream, or raise `StreamNameError`."""
         check_name(stream, LONGEST_NAME - len(self.prefix))
         return self.prefix + stream
 
+    def check_quota(self, streams: Collection[str]) -> None:
+        """Raise `TooManyStreamsError` if the token has as many of these streams as it may."""
+        most = self.max_streams
+        if most is not None and sum(map(self.owns, streams)) >= most:
+            raise TooManyStreamsError(
+                f"The token `{self.name}` may have {most:,} streams, and has as many. Delete one, "
+                "or use one that is there."
+            )
+
     def own_name(self, stream: str) -> str:
-        """Return what the holder calls a stream of the pool that is its own."""
+        """Return the holder's name of one of its streams in the pool."""
         return stream.removeprefix(self.prefix)
 
     def owns(self, stream: str) -> bool:
@@ -113,30 +98,18 @@ class Token:
         return stream.startswith(self.prefix)
 
 
-# Whoever reaches a service without tokens, which is on this machine.
+# For every client of a service without tokens, which are on this machine.
 ANYBODY = Token("anybody", b"", frozenset(RIGHTS))
 
 
 class Tokens:
-    """All tokens of a service; without any, everybody may do everything.
-
-    Raises:
-        OptionError: Two tokens have one name or one secret.
-
-    Example:
-        >>> mine = Token("me", hashlib.sha256(b"a long secret").digest(), frozenset({"read"}))
-        >>> Tokens([mine]).find(b"a long secret").name
-        'me'
-        >>> Tokens([mine]).find(b"a guess") is None
-        True
-    """
+    """All tokens of a service; without any, every client may do everything."""
 
     def __init__(self, tokens: Sequence[Token] = ()) -> None:
         self.all = tuple(tokens)
-        for what in ("name", "digest"):
-            if len({getattr(token, what) for token in self.all}) < len(self.all):
-                words = "name" if what == "name" else "secret"
-                raise OptionError(f"Every token has a {words} of its own; found one {words} twice.")
+        for word, attribute in (("name", "name"), ("secret", "digest")):
+            if len({getattr(token, attribute) for token in self.all}) < len(self.all):
+                raise OptionError(f"Every token has a {word} of its own; found one {word} twice.")
 
     def __bool__(self) -> bool:
         """Return whether there are tokens: whether callers must show one."""
@@ -153,43 +126,34 @@ class Tokens:
 
 
 def read_tokens(path: Path, environment: Mapping[str, str]) -> Tokens:
-    """Read a file of tokens.
-
-    Args:
-        path: A TOML file, as described at the top of this module.
-        environment: Where secrets named by `secret_env` are.
-
-    Raises:
-        OptionError: The file cannot be read or says something impossible, or a secret is missing.
-    """
+    """Read a file of tokens, given the variables that `secret_env` may name."""
     try:
         content = parse_toml(read_bounded(path, OptionError), str(path), OptionError)
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}.") from error
     conform(content, FILE, str(path), OptionError)
-    tokens = []
-    for entry in content["token"]:
-        ways = [way for way in WAYS if way in entry]
-        if len(ways) != 1:
-            raise OptionError(
-                f"{path}: the token `{entry['name']}` needs one of {', '.join(WAYS)}; found "
-                f"{' and '.join(ways) or 'none'}."
-            )
-        if "all" in entry["rights"] and entry.get("max_streams") is not None:
-            raise OptionError(
-                f"{path}: the token `{entry['name']}` has the right `all`, so no streams are its "
-                "own and `max_streams` has no meaning. Leave one of them out."
-            )
-        tokens.append(
-            Token(
-                entry["name"],
-                _digest(path, entry["name"], ways[0], entry[ways[0]], environment),
-                frozenset(entry["rights"]),
-                entry.get("max_streams"),
-                entry.get("requests_per_second"),
-            )
+    return Tokens([_token(path, entry, environment) for entry in content["token"]])
+
+
+def _token(path: Path, entry: dict[str, Any], environment: Mapping[str, str]) -> Token:
+    ways = [way for way in WAYS if way in entry]
+    if len(ways) != 1:
+        raise OptionError(
+            f"{path}: the token `{entry['name']}` needs one of {', '.join(WAYS)}; found "
+            f"{' and '.join(ways) or 'none'}."
         )
-    return Tokens(tokens)
+    if "all" in entry["rights"] and entry.get("max_streams") is not None:
+        raise OptionError(
+            f"{path}: the token `{entry['name']}` has the right `all`, so no streams are its own "
+            "and `max_streams` has no meaning. Leave one of them out."
+        )
+    return Token(
+        entry["name"],
+        _digest(path, entry["name"], ways[0], entry[ways[0]], environment),
+        frozenset(entry["rights"]),
+        entry.get("max_streams"),
+        entry.get("requests_per_second"),
+    )
 
 
 def _digest(path: Path, name: str, way: str, value: str, environment: Mapping[str, str]) -> bytes:

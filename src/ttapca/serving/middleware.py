@@ -1,7 +1,7 @@
-"""What surrounds every request: an id, a line in the log, headers for browsers, a closed door.
+"""Middleware around every request: an id, a log line, headers for browsers, admission.
 
-The gate is plain ASGI, around all routes. It also answers what the routes raise, so that nothing
-leaves the service without a reason that a client can read.
+It is plain ASGI, around all routes. It also answers the errors that routes raise, so that every
+refusal has a reason that a client can read.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ttapca.errors import TtapcaError
-from ttapca.serving.refusals import SHORT_WAIT, Refusal, refusal_of
+from ttapca.serving.http_errors import HttpError, closing, http_error
 from ttapca.serving.request_log import LOGGER, RequestRecord, log_request
-from ttapca.serving.service import RECORD, Service
+from ttapca.serving.service import Service
 
 API = "/v1/"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-DISCARD_SECONDS = 0.5  # for a client that is still sending what was refused, to see the answer
+DISCARD_SECONDS = 0.5  # for a client that is still sending a refused body, to see the answer
 
 SECURITY_HEADERS = {
     # `blob:` and `data:` for pictures that the page fetches with its token.
@@ -35,21 +34,15 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-FAILURE = Refusal(
-    500,
+FAILURE = HttpError(
     "failure",
     "The service has failed; this is a fault of its own, and its log says more under the id in the "
     "header X-Request-ID.",
 )
 
 
-class Gate:
-    """Puts a service around its routes.
-
-    Args:
-        app: The routes.
-        service: Counts the requests, and says whether it is draining.
-    """
+class ServiceMiddleware:
+    """Puts the rules of a service around its routes."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service
@@ -62,7 +55,8 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-        record = scope[RECORD] = RequestRecord(request_id, scope["method"])
+        record = RequestRecord(request_id, scope["method"])
+        scope["state"] = {**scope.get("state", {}), "record": record}
         exchange = _Exchange(receive, send, record, headers)
         start = time.perf_counter()
         self.service.running += 1
@@ -77,69 +71,67 @@ class Gate:
 
     async def _answer(self, scope: Scope, headers: Headers, exchange: _Exchange) -> None:
         try:
-            self._check_door(scope["path"], headers)
+            self._admit(scope["path"], headers)
             await self.app(scope, exchange.receive, exchange.send)
-        except Refusal as refusal:
-            await self._refuse(refusal, scope, exchange)
         except Exception as error:
-            meant = refusal_of(error) if isinstance(error, TtapcaError) else None
-            if meant is None:
+            refusal = http_error(error)
+            if refusal is None:
                 LOGGER.exception("request %s has failed", exchange.record.request)
-            await self._refuse(meant or FAILURE, scope, exchange)
+                refusal = FAILURE
+            exchange.record.code = refusal.code
+            if exchange.record.status:  # the answer has begun: it can only be cut off
+                return
+            await exchange.discard()
+            await refusal.response()(scope, exchange.receive, exchange.send)
 
-    async def _refuse(self, refusal: Refusal, scope: Scope, exchange: _Exchange) -> None:
-        exchange.record.code = refusal.code
-        if exchange.record.status:  # the answer has begun: it can only be cut off
-            return
-        await exchange.discard()
-        response = JSONResponse(refusal.body, refusal.status, refusal.headers)
-        await response(scope, exchange.receive, exchange.send)
-
-    def _check_door(self, path: str, headers: Mapping[str, str]) -> None:
-        """Refuse what no route should see.
-
-        Without tokens, everybody on this machine may do everything; that must not include pages
-        of other sites in a browser on this machine, whose requests name another host or origin.
-        """
+    def _admit(self, path: str, headers: Mapping[str, str]) -> None:
+        """Refuse foreign pages, and requests to the API that the service cannot take now."""
         service = self.service
         if not service.tokens:
-            host, origin = headers.get("host", "localhost"), headers.get("origin")
-            if not _is_loopback(host):
-                raise Refusal(
-                    403,
-                    "foreign_host",
-                    "Without tokens, this service answers to localhost only; the request names "
-                    "another host. Start it with --tokens FILE to use it from elsewhere.",
+            _check_origin(headers)
+        if path.startswith(API):
+            if service.draining:
+                raise closing()
+            if service.running > service.limits.max_running:
+                raise HttpError(
+                    "busy",
+                    f"The service works on {service.limits.max_running:,} requests at once, and "
+                    "has as many. Try again in a moment.",
                 )
-            if origin is not None and origin.partition("://")[2] != host:
-                raise Refusal(
-                    403,
-                    "foreign_origin",
-                    "Without tokens, this service answers no pages of other sites. Start it with "
-                    "--tokens FILE to use it from there.",
-                )
-        if not path.startswith(API):
-            return
-        if service.draining:
-            raise Refusal(
-                503,
-                "closing",
-                "The service is about to end and takes no new requests. Use another one, or wait "
-                "until it is back.",
-                retry_after=SHORT_WAIT,
-            )
-        if service.running > service.limits.max_running:
-            raise Refusal(
-                503,
-                "busy",
-                f"The service works on {service.limits.max_running:,} requests at once, and has as "
-                "many. Try again in a moment.",
-                retry_after=SHORT_WAIT,
-            )
+
+
+def _check_origin(headers: Mapping[str, str]) -> None:
+    """Refuse pages of other sites, which name another host or origin.
+
+    Without tokens, every program on this machine may use the service. A browser on this machine
+    may show any page, which must not.
+    """
+    host, origin = headers.get("host", "localhost"), headers.get("origin")
+    if not _is_loopback(host):
+        raise HttpError(
+            "foreign_host",
+            "Without tokens, this service answers to localhost only; the request names another "
+            "host. Start it with --tokens FILE to use it from elsewhere.",
+        )
+    if origin is not None and origin.partition("://")[2] != host:
+        raise HttpError(
+            "foreign_origin",
+            "Without tokens, this service answers no pages of other sites. Start it with --tokens "
+            "FILE to use it from there.",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    """Tell whether a Host header names this machine."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 class _Exchange:
-    """The two directions of one request: what was received, and what is added to the answer."""
+    """The two directions of one request: it follows the body, and adds headers to the answer."""
 
     def __init__(
         self, receive: Receive, send: Send, record: RequestRecord, headers: Mapping[str, str]
@@ -163,7 +155,7 @@ class _Exchange:
             headers["X-Request-ID"] = self.record.request
             for name, value in SECURITY_HEADERS.items():
                 headers.setdefault(name, value)
-            if self._unread:  # what is still on its way must not be taken for the next request
+            if self._unread:  # the rest of the body must not be taken for the next request
                 headers["Connection"] = "close"
         await self._send(message)
 
@@ -172,18 +164,7 @@ class _Exchange:
 
         Otherwise closing the connection would reset it, and many clients would never see why.
         """
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_SECONDS):
                 while self._unread and not self._waits:
                     await self.receive()
-        except TimeoutError:
-            pass
-
-
-def _is_loopback(host: str) -> bool:
-    """Tell whether a Host header names this machine."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False

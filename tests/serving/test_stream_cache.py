@@ -1,4 +1,4 @@
-"""States of streams in memory and on disk, where the disk or the moment is a bad one."""
+"""Records of streams in memory and on disk, if the disk or the moment is a bad one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import nn
 import ttapca
 from ttapca.errors import DamagedStreamError, SavedStreamError, StorageError
 from ttapca.serving import PoolLimits, StreamPool, StreamStore
-from ttapca.serving.filtered_images import before_and_after
+from ttapca.serving.batched_network import FilteredImage
 
 SAMPLES = torch.rand(100, 3, generator=torch.Generator().manual_seed(0))
 
@@ -49,6 +49,21 @@ def pool(store: StreamStore, network: nn.Module, fitted: ttapca.FittedFilter):
         yield made
 
 
+def test_a_stream_is_known_as_long_as_a_record_or_a_reservation_of_it_is(
+    pool: StreamPool,
+) -> None:
+    cache = pool._streams
+    first = cache.reserve("new")
+    cache.drop("new")
+    second = cache.reserve("new")
+    cache.release(first)  # of a stream that was dropped since
+    assert "new" in cache.names()
+    cache.put("new", cache.get("a"))
+    cache.release(second)  # its stream has begun by another request
+    cache.release(cache.reserve("new"))
+    assert "new" in cache.names()
+
+
 def test_every_save_is_synced_to_the_disk(store: StreamStore) -> None:
     """Else a power failure takes more with it than the last seconds."""
     full = 2
@@ -58,8 +73,11 @@ def test_every_save_is_synced_to_the_disk(store: StreamStore) -> None:
 class Broken:
     """Stands for a connection to a file that can neither be read nor written."""
 
-    def cursor(self) -> Any:
+    def __enter__(self) -> Any:
         raise sqlite3.OperationalError("disk I/O error")
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def test_a_disk_that_cannot_be_read_or_written_is_a_storage_error(
@@ -173,8 +191,8 @@ def test_a_pool_that_cannot_save_frees_the_model_and_can_be_closed_again(
 def test_a_state_leaves_memory_only_after_it_is_on_disk(
     pool: StreamPool, store: StreamStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf, writing, fails = pool._shelf, threading.Event(), threading.Event()
-    shelf.put("a", dataclasses.replace(shelf.get("a"), images=77))
+    cache, writing, fails = pool._streams, threading.Event(), threading.Event()
+    cache.put("a", dataclasses.replace(cache.get("a"), images=77))
 
     def slow_and_broken(*_: object) -> None:
         writing.set()
@@ -183,7 +201,7 @@ def test_a_state_leaves_memory_only_after_it_is_on_disk(
 
     def save_elsewhere() -> None:
         with pytest.raises(StorageError, match="no space"):
-            shelf.save()
+            cache.save()
 
     def save() -> None:
         """Fail, and leave another thread in the middle of an attempt that fails later."""
@@ -194,31 +212,32 @@ def test_a_state_leaves_memory_only_after_it_is_on_disk(
     other = threading.Thread(target=save_elsewhere)
     with monkeypatch.context() as patch:
         patch.setattr(store, "write", slow_and_broken)
-        shelf.make_room(1, save)
+        cache.make_room(1, save)
         other.join(60)
-    assert shelf.get("a").images == 77
-    shelf.save()
-    assert shelf.read(store.read("a") or b"").images == 77
+    assert cache.get("a").images == 77
+    cache.save()
+    assert cache.parse(store.read("a") or b"").images == 77
 
 
 def test_what_is_no_image_has_no_pictures(pool: StreamPool) -> None:
     assert pool.predict("a", SAMPLES[:1]).glance.images == 2
     assert pool.pictures("a") is None
     signal = torch.rand(3, 16)
-    assert before_and_after(signal, signal, signal) is None
+    assert FilteredImage(signal, signal, signal).pictures() is None
 
 
 def test_a_request_that_outlives_its_stream_leaves_no_picture(
     pool: StreamPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = torch.rand(3, 4, 4)
-    serve = pool._network.serve
+    predict = pool._network.predict
 
     def drop_meanwhile(requests: Any) -> Any:
-        pool._shelf.drop("b")
-        return [dataclasses.replace(each, look=(image,) * 3) for each in serve(requests)]
+        pool._streams.drop("b")
+        first = FilteredImage(image, image, image)
+        return [dataclasses.replace(each, first=first) for each in predict(requests)]
 
-    monkeypatch.setattr(pool._network, "serve", drop_meanwhile)
+    monkeypatch.setattr(pool._network, "predict", drop_meanwhile)
     pool.predict("b", SAMPLES[:1])
     assert pool.names() == ["a"]
     pool.set_mode("b", "off")

@@ -1,0 +1,279 @@
+"""One forward pass over the images of many streams, each adapted to by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ttapca.adaptation.adapter import Adapter, StreamOutcome
+from ttapca.adaptation.health import Health
+from ttapca.adaptation.shift_alarm import ShiftAlarm
+from ttapca.adaptation.surfaces import SpectralGains
+from ttapca.errors import AttachError, LayerOutputError
+from ttapca.methods.wiener import Wiener
+from ttapca.networks.evaluation import EvaluatedKind
+from ttapca.serving.answers import Mode, StreamStatus
+from ttapca.serving.stream_record import StreamRecord
+from ttapca.spectral.stream_batch import Rows
+from ttapca.support.modules import device_and_dtype, find_layer
+from ttapca.support.outputs import FindLogits, OutputKind
+
+# Share of an image's variance that may be left when its pixels are found from the filter's input.
+UNEXPLAINED = 1e-3
+Pixels = NDArray[np.uint8]
+
+
+class FilteredImage(NamedTuple):
+    """An image, and the input and output of the filter for it, each (channels, height, width)."""
+
+    image: Tensor
+    given: Tensor
+    made: Tensor
+
+    def pictures(self) -> tuple[Pixels, Pixels] | None:
+        """Return the image before and after the filter, uint8, (height, width, 3).
+
+        A network normalises each channel before its first layer, and the filter sees that. The
+        way back to pixels is found from the image itself, by least squares for each channel.
+
+        Returns:
+            None if this is no picture of one or three channels, or if there is no such way back.
+
+        Example:
+            >>> image = torch.rand(3, 4, 4)
+            >>> before, after = FilteredImage(image, 2 * image - 1, 2 * image - 1).pictures()
+            >>> bool((before == after).all()), before.shape
+            (True, (4, 4, 3))
+        """
+        if self.image.dim() != 3 or self.image.shape[0] not in (1, 3):
+            return None
+        pixels, given, made = (each.detach().double().flatten(1) for each in self)
+        mean, centre = pixels.mean(1, keepdim=True), given.mean(1, keepdim=True)
+        variance = (given - centre).square().sum(1, keepdim=True).clamp(min=1e-12)
+        slope = ((given - centre) * (pixels - mean)).sum(1, keepdim=True) / variance
+        left = pixels - mean - slope * (given - centre)
+        if float(left.square().sum()) > UNEXPLAINED * float((pixels - mean).square().sum()) + 1e-9:
+            return None
+        after = mean + slope * (made - centre)
+        return _picture(pixels.reshape(self.image.shape)), _picture(after.reshape(self.image.shape))
+
+
+def _picture(pixels: Tensor) -> Pixels:
+    levels = (255 * pixels.clamp(0, 1)).round().to(torch.uint8).expand(3, -1, -1)
+    return np.ascontiguousarray(levels.permute(1, 2, 0).numpy())
+
+
+@dataclass(frozen=True, eq=False)
+class StreamPrediction:
+    """The result of a pass for one request; see `Answer`."""
+
+    record: StreamRecord  # of the stream, after the pass
+    logits: Tensor
+    adapted: bool
+    differ: int | None
+    first: FilteredImage | None  # None if the filter acts on something else than images
+
+
+Copy: TypeAlias = tuple[bool, bool]  # does the stream remember the image, and is it filtered?
+# The copies of an image that go through the network. The first one is answered, the last one is
+# remembered: in shadow these are two, and a stream that is off is watched.
+COPIES: dict[Mode, tuple[Copy, ...]] = {
+    "off": ((True, False),),
+    "shadow": ((False, False), (True, True)),
+    "on": ((True, True),),
+}
+
+
+class BatchedNetwork:
+    """A network that adapts to many streams by `wiener`; one thread at a time may call it.
+
+    A stream gets the answers that `ttapca.adapt(model, method)` gives to it alone. See `StreamPool`
+    for the options.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Wiener,
+        *,
+        logits: FindLogits | None = None,
+        outputs: EvaluatedKind | None = None,
+    ) -> None:
+        made = method.for_outputs(outputs).assemble()
+        if made.mover is not None and made.mover.reads == "nothing":
+            made.mover.reads = "probabilities"
+        self._adapter = Adapter(
+            model,
+            made.surfaces,
+            made.mover,
+            forgetting="online",
+            logits=logits,
+            outputs=outputs,
+            memory=made.memory,
+            on_shift=ShiftAlarm(_ignore),
+        )
+        surface = next(each for each in made.surfaces if isinstance(each, SpectralGains))
+        gain = surface.closed_form
+        if gain is None or surface.filter is None:  # for type checkers
+            raise AttachError("The filter has lost its gains.")
+        self._layer, self._gain = surface.layer, gain
+        self._given: Tensor | None = None
+        self._made: Tensor | None = None
+        layer = find_layer(model, surface.layer)
+        self._hooks = [
+            layer.register_forward_pre_hook(self._keep_given, prepend=True, with_kwargs=True),
+            surface.filter.register_forward_hook(self._keep_made),
+        ]
+
+    @property
+    def outputs(self) -> OutputKind:
+        """The meaning of the outputs of the last pass."""
+        return self._adapter.mover.outputs.found
+
+    @property
+    def kind(self) -> str:
+        """A digest that only pools and adapters with the same filter share."""
+        return self._adapter.kind
+
+    def new_record(self, mode: Mode) -> StreamRecord:
+        """Return the record of a new stream."""
+        return StreamRecord(self._adapter.new_state(), mode=mode)
+
+    def warm_up(self, largest: int) -> None:
+        """Calibrate the gains for every number of images that a stream may come to count."""
+        gain = self._gain
+        most = int(gain.stream.memory) + largest  # older images fade
+        for size in range(1, most + 1):
+            gain.normal.batches_of(size).usual(gain.threshold)
+
+    @torch.inference_mode()
+    def predict(self, requests: Sequence[tuple[StreamRecord, Tensor]]) -> list[StreamPrediction]:
+        """Answer requests of different streams, given their records and finite images."""
+        copies = [
+            (number, images, copy)
+            for number, (record, images) in enumerate(requests)
+            for copy in COPIES[record.mode]
+        ]
+        model = self._adapter.model
+        device, dtype = device_and_dtype(model, model)
+        self._given = self._made = None
+        batch = torch.cat([images for _, images, _ in copies]).to(device, dtype)
+        states = [record.state for record, _ in requests]
+        logits, outcomes = self._adapter.predict_streams(states, batch, _rows(copies, device))
+        self._check(logits, len(batch), outcomes)
+        logits, first, found = logits.float().cpu(), 0, []
+        for (record, images), outcome in zip(requests, outcomes, strict=True):
+            count = len(COPIES[record.mode]) * len(images)
+            found.append(
+                self._prediction(record, images, logits[first : first + count], outcome, first)
+            )
+            first += count
+        return found
+
+    def _check(self, logits: Tensor, rows: int, outcomes: Sequence[StreamOutcome]) -> None:
+        outputs = self._adapter.mover.outputs
+        if outputs.of_pixels(logits) or len(logits) != rows:
+            found = tuple(outputs.as_returned(logits).shape)
+            raise LayerOutputError(
+                "A pool serves models that return logits of shape (images, classes), (images, "
+                f"labels) or (images,); found {found} for {rows} images. Say where they are with "
+                "`logits=`."
+            )
+        if not all(each.seen for each in outcomes):
+            raise LayerOutputError(
+                f"A pool needs a model that calls the layer of its filter, `{self._layer}`, "
+                "in every pass; this one has not."
+            )
+
+    def _prediction(
+        self,
+        record: StreamRecord,
+        images: Tensor,
+        logits: Tensor,
+        outcome: StreamOutcome,
+        first: int,
+    ) -> StreamPrediction:
+        """Return the result for one stream, whose rows of the batch begin at `first`."""
+        size, now = len(images), time.time()
+        answered, remembered = logits[:size], logits[-size:]
+        returned = self._adapter.mover.outputs.as_returned(answered).clone()
+        adapted = outcome.filtered and record.mode == "on"
+        if not torch.isfinite(remembered).all():
+            skipped = dataclasses.replace(record, skipped=record.skipped + 1)
+            return StreamPrediction(skipped, returned, adapted, None, None)
+        differ = _differing(answered, remembered) if record.mode == "shadow" else None
+        since = record.shifted_since
+        if outcome.state.alarm.shifted != record.shifted:
+            since = now if outcome.state.alarm.shifted else None
+        after = dataclasses.replace(
+            record,
+            state=outcome.state,
+            images=record.images + size,
+            requests=record.requests + 1,
+            adapted=record.adapted + size * adapted,
+            shadowed=record.shadowed + size * (differ is not None),
+            differed=record.differed + (differ or 0),
+            shifted_since=since,
+            last_seen=now,
+        )
+        filtered = self._filtered_image(images, first + len(logits) - size)
+        return StreamPrediction(after, returned, adapted, differ, filtered)
+
+    def status(self, name: str, record: StreamRecord) -> StreamStatus:
+        """Return how a stream is; any thread may call this."""
+        facts = {"shift": 0.0} | self._adapter.facts_of(record.state)
+        return StreamStatus(
+            health=Health(name, record.images, record.skipped, **facts),
+            mode=record.mode,
+            gains=tuple(self._gain.band_gains(record.state).tolist()),
+            requests=record.requests,
+            adapted_share=record.adapted_share,
+            disagreement=record.disagreement,
+            shifted_since=record.shifted_since,
+            last_seen=record.last_seen,
+        )
+
+    def _keep_given(self, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._given is None:  # of the first pass, which has all images
+            self._given = args[0] if args else kwargs["input"]
+
+    def _keep_made(self, _module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if self._made is None:
+            self._made = output
+
+    def _filtered_image(self, images: Tensor, row: int) -> FilteredImage | None:
+        given, made = self._given, self._made
+        if given is None or made is None or given.shape[1:] != images.shape[1:]:
+            return None
+        kept = (each[row].float().cpu().clone() for each in (given, made))
+        return FilteredImage(images[0].clone(), *kept)
+
+    def detach(self) -> nn.Module:
+        """Take the filter off the model, and return the model as it was."""
+        for hook in self._hooks:
+            hook.remove()
+        return self._adapter.detach()
+
+
+def _rows(copies: Sequence[tuple[int, Tensor, Copy]], device: torch.device) -> Rows:
+    """Return the stream of each row of a batch, and how it goes through the network."""
+    sizes = torch.tensor([len(images) for _, images, _ in copies])
+    columns = zip(*((number, *copy) for number, _, copy in copies), strict=True)
+    return Rows(*(torch.tensor(each).repeat_interleave(sizes).to(device) for each in columns))
+
+
+def _differing(logits: Tensor, others: Tensor) -> int:
+    """Return how many images have another class, or another label, by other logits."""
+    return int((logits.argmax(1) != others.argmax(1)).reshape(len(logits), -1).any(1).sum())
+
+
+def _ignore(_health: Health) -> None:
+    """A pool keeps the alarm in the state of a stream, and calls no one."""
