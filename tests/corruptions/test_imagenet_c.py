@@ -27,8 +27,13 @@ from ttapca.corruptions import (
     weather,
 )
 from ttapca.corruptions.blur import blur_along
-from ttapca.corruptions.pixels import gaussian_kernel, smooth_reflected, stream_key, uniforms
-from ttapca.corruptions.zooming import sum_of_zooms
+from ttapca.corruptions.pixels import (
+    gaussian_kernel,
+    smooth_reflected,
+    stream_key,
+    sum_of_zooms,
+    uniforms,
+)
 from ttapca.errors import OptionError
 
 SIDE = 97

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ttapca.corruptions import STANDARD
-from ttapca.corruptions.small_images import corrupt_any_size, needs_photographs
+from ttapca.corruptions.apply import corrupt_any_size, needs_photographs
 
 
 @pytest.mark.parametrize("corruption", STANDARD)

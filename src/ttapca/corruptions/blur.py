@@ -16,10 +16,10 @@ from ttapca.corruptions.pixels import (
     gaussian_kernel,
     integers,
     smooth,
+    sum_of_zooms,
     to_pixels,
     unit,
 )
-from ttapca.corruptions.zooming import sum_of_zooms
 
 
 def gaussian_blur(images: Pixels, _numbers: Numbers, *, deviation: float) -> Pixels:

@@ -24,10 +24,10 @@ from ttapca.corruptions.pixels import (
     integers,
     normals,
     smooth,
+    sum_of_zooms,
     to_pixels,
     unit,
 )
-from ttapca.corruptions.zooming import sum_of_zooms
 from ttapca.errors import DataFormatError, DataNotFoundError
 from ttapca.support.parsing import read_bounded
 
