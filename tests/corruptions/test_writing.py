@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from ttapca.corruptions import corrupt
-from ttapca.corruptions.writing import Export, completed
+from ttapca.corruptions.writing import Export
 from ttapca.datasets import read_cifar_c
+from ttapca.engines import Lost
 from ttapca.errors import (
     DataFormatError,
     DataNotFoundError,
@@ -221,13 +222,15 @@ def test_bad_input_is_refused_before_anything_is_written(export, change, error, 
     assert not export.to.exists()
 
 
-def _die(_task: int) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def test_a_killed_worker_is_an_error_with_a_remedy(export, monkeypatch):
+    class Killing:
+        def run(self, tasks, _work):
+            yield Lost(next(tasks), "its process was killed")
 
-
-def test_a_killed_worker_is_an_error_with_a_remedy():
-    with pytest.raises(TtapcaError, match=r"one was killed.*run the same command again"):
-        list(completed(_die, [1, 2, 3], jobs=2))
+    monkeypatch.setattr("ttapca.corruptions.writing.engine_of", lambda _words: Killing())
+    with pytest.raises(TtapcaError, match=r"was killed\. .*run the same command again"):
+        export.run(jobs=2)
+    assert set(contents(export.to)) == OTHERS
 
 
 SCRIPT = """
