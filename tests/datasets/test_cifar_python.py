@@ -75,6 +75,7 @@ def test_copies_that_others_made_are_read(make_images, tmp_path):
 
 DATA = np.zeros((1, 3072), np.uint8)
 GOOD = {"data": DATA, "fine_labels": [0]}
+NO_PIXELS = "must be a uint8 array"
 
 
 @pytest.mark.parametrize(
@@ -83,9 +84,9 @@ GOOD = {"data": DATA, "fine_labels": [0]}
         ([1, 2], {}, "must hold a dict; found list"),
         ({}, {}, "entries `data` and `fine_labels`; found none"),
         ({"data": DATA}, {}, "found `data`"),
-        (GOOD | {"data": [1]}, {}, "must be a uint8 array"),
-        (GOOD | {"data": DATA.astype(float)}, {}, "must be a uint8 array"),
-        (GOOD | {"data": DATA[0]}, {}, "must be a uint8 array"),
+        (GOOD | {"data": [1]}, {}, NO_PIXELS),
+        (GOOD | {"data": DATA.astype(float)}, {}, NO_PIXELS),
+        (GOOD | {"data": DATA[0]}, {}, NO_PIXELS),
         (GOOD | {"data": DATA[:, 1:]}, {}, r"found \(1, 3071\) and 1 labels"),
         (GOOD | {"fine_labels": [0, 1]}, {}, r"found \(1, 3072\) and 2 labels"),
         (GOOD | {"fine_labels": 7}, {}, "`fine_labels` must be a list; found 7"),
@@ -149,7 +150,7 @@ ONE, TWO_BYTES, BYTE = b"(K\x01t", b"U\x02ab", dtype_of(b"u1")
 BILLION = (10**9).to_bytes(4, "little")
 ENCODED = b"c_codecs\nencode\nq\x00V" + b"x" * 10**5 + b"\nq\x01X\x06\x00\x00\x00latin1q\x02\x86R"
 AGAIN = b"h\x00h\x01h\x02\x86R"
-BAD_ARRAY, NUMBERS = "needs a type, a shape, and as many bytes", "must be of numbers"
+BAD_ARRAY, NUMBERS = "must hold an array of numbers", "its type is"
 # Programs of what stands for `data`.
 ATTACKS = [
     # types that are none, and arrays of more or fewer bytes than the file has
@@ -159,22 +160,22 @@ ATTACKS = [
     (array_of(ONE, dtype_of(b"S2"), TWO_BYTES), NUMBERS),
     (array_of(b"(J" + BILLION + b"t", BYTE, TWO_BYTES), BAD_ARRAY),
     (array_of(b"(" + 3 * (b"J" + BILLION) + b"t", BYTE, TWO_BYTES), BAD_ARRAY),
-    (array_of(b"(J\xff\xff\xff\xfft", BYTE, TWO_BYTES), BAD_ARRAY),
+    (array_of(b"(J\xff\xff\xff\xfft", BYTE, TWO_BYTES), NO_PIXELS),
     (array_of(b"(" + b"K\x01" * 1000 + b"t", BYTE, TWO_BYTES), BAD_ARRAY),
     (array_of(b"K\x01", BYTE, TWO_BYTES), BAD_ARRAY),
     (array_of(ONE, BYTE, b"](Vx\ne"), BAD_ARRAY),
     (BEGIN + b"(J" + BILLION + b"tU\x01btR", BAD_ARRAY),
-    (b"cnumpy\nndarray\n(J" + BILLION + b"tR", "not a readable pickle"),
-    (b"c__builtin__\nbytes\n(J" + BILLION + b"tR", "not a readable pickle"),
+    (b"cnumpy\nndarray\n(J" + BILLION + b"tR", BAD_ARRAY),
+    (b"c__builtin__\nbytes\n(J" + BILLION + b"tR", "asks for `__builtin__.bytes`"),
     (b"c_codecs\nencode\n}Vx\nNsb", "Only an array and its type have a state"),
     (b"cnumpy\ndtype\n}Vx\nNsb", "Only an array and its type have a state"),
-    (BYTE + b"(Nt" + b"b", "not a readable pickle"),
-    (b"](" + ENCODED + AGAIN * 100 + b"e", "more bytes than it has"),
-    (b"c_codecs\nencode\n(Vabc\nVrot13\ntR", "another encoding"),
+    (BYTE + b"(Nt" + b"b", BAD_ARRAY),
+    (b"](" + ENCODED + AGAIN * 2000 + b"e", NO_PIXELS),
+    (b"c_codecs\nencode\n(Vabc\nVrot13\ntR", NO_PIXELS),
     # trees of themselves, or too deep; keys that take hours to hash
-    (b"K\x01" + b"q\x00h\x00\x86" * 60, "must be a uint8 array"),
-    (b"]q\x00h\x00a", "must be a uint8 array"),
-    (b"](" * 10**5 + b"e" * 10**5, "must be a uint8 array"),
+    (b"K\x01" + b"q\x00h\x00\x86" * 60, NO_PIXELS),
+    (b"]q\x00h\x00a", NO_PIXELS),
+    (b"](" * 10**5 + b"e" * 10**5, NO_PIXELS),
     (b"}(I0\nNI2305843009213693951\nNu", "A key must be text; found a int"),
     (b"(I0\nNd", "A key must be text; found a int"),
     (b"}K\x01" + b"q\x00h\x00\x86" * 60 + b"Ns", "A key must be text; found a tuple"),

@@ -10,7 +10,7 @@ import pytest
 from ttapca.cli.arguments import cache_root
 from ttapca.datasets import CIFAR10_500, load, read_cifar10_500
 from ttapca.datasets.cifar import CIFAR10_CLASSES
-from ttapca.datasets.shipped import FOLDER
+from ttapca.datasets.layouts import SHIPPED_FOLDER
 from ttapca.errors import DataNotFoundError
 
 
@@ -18,9 +18,9 @@ def test_they_are_the_first_fifty_of_each_class() -> None:
     images = load(CIFAR10_500)
     assert (images.images.shape, images.class_names) == ((500, 32, 32, 3), CIFAR10_CLASSES)
     assert np.bincount(images.labels).tolist() == [50] * 10
-    rows = json.loads((FOLDER / "cifar10-500.json").read_text())["rows"]
+    rows = json.loads((SHIPPED_FOLDER / "cifar10-500.json").read_text())["rows"]
     assert rows == sorted(set(rows))
-    assert images.fingerprint() in (FOLDER / "cifar10-500.md").read_text()
+    assert images.fingerprint() in (SHIPPED_FOLDER / "cifar10-500.md").read_text()
     try:
         test = load("cifar10", root=cache_root())
     except DataNotFoundError:

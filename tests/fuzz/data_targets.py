@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import io
 import json
 import pickle
 import tarfile
-import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
-from unittest import mock
 
 import numpy as np
 from PIL import Image
@@ -21,7 +17,6 @@ from PIL import Image
 from fuzz.mutations import (
     ANY_FILE,
     Mutate,
-    MutateBytes,
     Target,
     in_some_file,
     in_zip_member,
@@ -29,8 +24,7 @@ from fuzz.mutations import (
     mutate_json,
 )
 from ttapca.corruptions import TEXTURE_FILES, load_textures
-from ttapca.datasets import Images, inventory, load, open_shards, packages, write_cifar_binary
-from ttapca.datasets.archives import unpack_tar
+from ttapca.datasets import Images, inventory, load, open_shards, write_cifar_binary
 from ttapca.datasets.cifar import (
     CIFAR10_BINARY,
     CIFAR10_PYTHON,
@@ -38,7 +32,6 @@ from ttapca.datasets.cifar import (
     CIFAR100_PYTHON,
     CifarVersion,
 )
-from ttapca.support.progress import Silent
 
 COUNT = 5
 
@@ -171,22 +164,7 @@ def make_pictures(folder: Path) -> Path:
     return folder / "pictures"
 
 
-# Archives and packages ---------------------------------------------------------------------------
-
-FILES = {"top/a.txt": b"hello" * 300, f"top/{100 * 'b'}": bytes(range(256)) * 4, "top/c": b""}
-
-
-def make_tar(name: str, form: int, folder: Path) -> Path:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=form) as tar:
-        for member, content in FILES.items():
-            entry = tarfile.TarInfo(member)
-            entry.size = len(content)
-            entry.pax_headers = {"comment": "x" * 50}
-            tar.addfile(entry, io.BytesIO(content))
-    packed = gzip.compress(buffer.getvalue(), mtime=0)
-    (folder / name).write_bytes(packed if name.endswith("gz") else buffer.getvalue())
-    return folder / name
+# Shards and photographs ---------------------------------------------------------------------------
 
 
 def make_shard(form: int, folder: Path) -> Path:
@@ -219,17 +197,6 @@ def read_shards(path: Path) -> None:
         (batch[0] if isinstance(batch, tuple) else batch).sum()
 
 
-def unpack(path: Path) -> None:
-    unpack_tar(path, inside(path.parent, "out"), limit=100_000, report=Silent())
-
-
-def in_gzip(mutate: MutateBytes) -> MutateBytes:
-    def damage(content: bytes, random: Random) -> bytes:
-        return gzip.compress(mutate(gzip.decompress(content), random), mtime=0)
-
-    return damage
-
-
 def tar_header(content: bytes, random: Random) -> bytes:
     """Change fields in one or two headers, and make their checksums right."""
     places = [at for at in range(0, len(content), 512) if content[at + 257 : at + 262] == b"ustar"]
@@ -245,35 +212,10 @@ def tar_header(content: bytes, random: Random) -> bytes:
     return bytes(found)
 
 
-PHOTOGRAPHS = {name: some_pixels(300).tobytes() + name.encode() for name in packages.PHOTOGRAPHS}
-SUMS = {
-    name: f"sha256:{hashlib.sha256(content).hexdigest()}" for name, content in PHOTOGRAPHS.items()
-}
-
-
-def make_wheel(folder: Path) -> Path:
-    with zipfile.ZipFile(folder / "package.whl", "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in PHOTOGRAPHS.items():
-            archive.writestr(zipfile.ZipInfo(packages.FROST_FOLDER + name), content)
-    return folder / "package.whl"
-
-
-def read_photographs(path: Path) -> None:
-    with mock.patch.dict(packages.PHOTOGRAPHS, SUMS):
-        packages.read_photographs(path)
-
-
 def make_textures(folder: Path) -> Path:
     path = inside(folder, "frost")
     for name in TEXTURE_FILES:
         Image.fromarray(some_pixels(9, 8, 3)).save(path / name)
-    return path
-
-
-def make_npm(folder: Path) -> Path:
-    path = inside(folder, "package")
-    Image.fromarray(some_pixels(COUNT, 1024, 3)).save(path / packages.MOSAICS["test"][0])
-    (path / packages.LABEL_FILES["test"]).write_text(json.dumps(list(range(COUNT))))
     return path
 
 
@@ -285,7 +227,6 @@ NPZ: tuple[Mutate, ...] = (*ZIPS, *(in_some_file(in_zip_member(lying_header)),) 
 SHARDS = (*ANY_FILE, *(in_some_file(lying_header, "*.npy"),) * 3)
 SHARDS += (in_some_file(in_zip_member(lying_header), "*.npz"),) * 3
 TARS = (*ANY_FILE, *(in_some_file(tar_header),) * 3)
-GZIPS = (*ANY_FILE, *map(in_some_file, map(in_gzip, (mutate_bytes, tar_header, tar_header))))
 
 
 def read(path: Path) -> None:
@@ -311,12 +252,8 @@ TARGETS = [
     Target("inventory", make_root, lambda path: inventory(path), ARRAYS),
     Target("pictures", make_pictures, lambda path: use(load(path, size=8))),
     Target("pictures-of-one-size", make_pictures, read),
-    Target("tar", partial(make_tar, "a.tar", tarfile.PAX_FORMAT), unpack, TARS),
-    Target("tar-gnu", partial(make_tar, "gnu.tar.gz", tarfile.GNU_FORMAT), unpack, GZIPS),
     Target("shard-tar", partial(make_shard, tarfile.PAX_FORMAT), read_shards, TARS),
     Target("shard-tar-gnu", partial(make_shard, tarfile.GNU_FORMAT), read_shards, TARS),
     Target("shards", make_shards, read_shards, SHARDS),
-    Target("frost-wheel", make_wheel, read_photographs, ZIPS),
     Target("textures", make_textures, load_textures),
-    Target("npm", make_npm, lambda path: packages.decode_split(path, "test"), JSON),
 ]

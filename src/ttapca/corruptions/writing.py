@@ -32,7 +32,6 @@ from ttapca.corruptions.catalogue import (
     SEVERITIES,
     SeverityTable,
     default_table,
-    find,
     load_table,
 )
 from ttapca.corruptions.pixels import Pixels
@@ -184,13 +183,11 @@ class Export:
                 f"The layout stores labels from 0 to {_LARGEST_LABEL:,}; found "
                 f"{self.labels.min()} to {self.labels.max()}."
             )
+        none, missing = self.images[:0], self.missing()
         for name in self.corruptions:  # an empty batch goes through every check of `corrupt`
+            textures = self.textures if name in missing else ()
             for severity in self.severities:
-                corrupt(self.images[:0], name, severity, self.seed, table=self.table, textures=())
-        for name in self.missing():
-            if find(name).needs_textures:
-                none, at = self.images[:0], self.severities[0]
-                corrupt(none, name, at, table=self.table, textures=self.textures)
+                corrupt(none, name, severity, self.seed, table=self.table, textures=textures)
         if self.to.is_dir():
             check_manifest(self.to, self.manifest())
 

@@ -1,15 +1,14 @@
 """CIFAR-10 and CIFAR-100 in the official python version, which torchvision uses as well.
 
 Each file is a pickled dict: `data` of shape (n, 3072), and `labels` or `fine_labels`. Pickle runs
-what a file names. Here a file may name numpy's arrays only, and gets stand-ins for them that check
-sizes. No file makes time or memory grow beyond its own size: instructions and keys are limited, and
-an array is a view of bytes that are in the file.
+the functions that a file names. Here a file may name those of numpy's arrays only, and gets a
+stand-in for them that calls nothing. No file makes time or memory grow beyond its own size:
+instructions and keys are limited, and an array is a view of bytes that are in the file.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import pickle
 import pickletools
 import re
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from ttapca._checks import conform
 from ttapca.datasets.cifar import CHANNELS, PIXEL_BYTES, PYTHON_VERSIONS, SHOWN, SIDE, find_split
 from ttapca.datasets.images import Images
-from ttapca.datasets.reading import LABELS, MAX_AXES, Split, make_images, reading
+from ttapca.datasets.reading import LABELS, Split, make_images, reading
 from ttapca.errors import DataFormatError
 from ttapca.support.parsing import read_bounded
 
@@ -38,7 +37,7 @@ INSTRUCTIONS = frozenset(  # that such files consist of, in any protocol
     MEMOIZE GET BINGET LONG_BINGET
     """.split()  # noqa: SIM905 - fifty quoted lines would hide the list
 )
-DTYPE = re.compile(r"b1|[iu][1248]|f[248]")
+NUMBERS = re.compile(r"b1|[iu][1248]|f[248]")
 
 
 def read_cifar_python(folder: Path | str, split: Split = "test") -> Images:
@@ -83,13 +82,12 @@ def _read_batch(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
         raise DataFormatError(
             f"{path} must have the entries `data` and `{labels_key}`; found {there or 'none'}."
         )
-    with reading(path):
-        pixels: NDArray[Any] = data.array() if isinstance(data, _Array) else np.empty(0)
-        numbers = labels.array() if isinstance(labels, _Array) else None
+    with reading(path, "must hold an array of numbers with as many bytes as its shape needs"):
+        pixels = data.array() if isinstance(data, _StandIn) else np.empty(0)
+        if isinstance(labels, _StandIn):  # the official files have a list
+            labels = labels.array()[: len(pixels) + 1].tolist()
     if pixels.dtype != np.uint8 or pixels.ndim != 2:
         raise DataFormatError(f"{path}: `data` must be a uint8 array of shape (n, {PIXEL_BYTES}).")
-    if numbers is not None:  # the official files have a list
-        labels = numbers[: len(pixels) + 1].tolist() if numbers.ndim else []
     conform(labels, LABELS, str(path), DataFormatError, labels_key)
     if pixels.shape != (len(labels), PIXEL_BYTES):
         raise DataFormatError(
@@ -110,7 +108,8 @@ def _entries(path: Path) -> dict[str, Any]:
                     f"It has the instruction {instruction.name}, which no file of CIFAR has, or "
                     f"more than {MAX_INSTRUCTIONS:,}. Nothing was run. Get the official file."
                 )
-        found = _CifarUnpickler(content).load()
+        # Latin 1 turns the text of Python 2 into as many characters as it has bytes.
+        found = _CifarUnpickler(io.BytesIO(content), encoding="latin-1").load()
     if not isinstance(found, dict):
         raise DataFormatError(f"{path} must hold a dict; found {type(found).__name__}.")
     # Keys are bytes if Python 3 copied what it had read with encoding="bytes".
@@ -121,10 +120,32 @@ def _text(found: str | bytes) -> str:
     return found if isinstance(found, str) else found.decode("utf-8", errors="replace")
 
 
-class _Entries(dict[str | bytes, Any]):
-    """A dict whose keys are text: a number may collide, and nested tuples take for ever to hash."""
+class _StandIn:
+    """Stands in for an array or its type: what the file gives numpy's functions to make it."""
 
-    __slots__ = ()
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+        self.state: tuple[Any, ...] = ()
+
+    def array(self) -> NDArray[Any]:
+        """Return a view of the bytes in the file; raise any error if they are not an array's."""
+        if self.state:
+            _, shape, kind, fortran, raw = self.state
+        else:  # `_frombuffer`, as protocol 5 has it
+            raw, kind, shape, order = self.arguments
+            fortran = order == "F"
+        if not NUMBERS.fullmatch(kind.arguments[0]):
+            raise ValueError(f"its type is {ascii(kind.arguments[0])[:SHOWN]}")
+        dtype = np.dtype(kind.arguments[0])
+        if kind.state[1] in ("<", ">"):
+            dtype = dtype.newbyteorder(kind.state[1])
+        content = raw.encode("latin-1") if isinstance(raw, str) else raw
+        flat: NDArray[Any] = np.frombuffer(content, dtype)
+        return flat.reshape(shape, order="F" if fortran else "C")
+
+
+class _Entries(dict[str | bytes, Any]):
+    """A dict whose keys are text: numbers may collide, and nested tuples take for ever to hash."""
 
     def __setitem__(self, key: object, value: object) -> None:
         if not isinstance(key, str | bytes):
@@ -132,101 +153,42 @@ class _Entries(dict[str | bytes, Any]):
         super().__setitem__(key, value)
 
 
-class _Dtype:
-    """Stands in for the type of an array: numbers by name, in either byte order."""
-
-    def __init__(self, spec: Any, *_: Any) -> None:
-        if not isinstance(spec, str) or not DTYPE.fullmatch(spec):
-            raise DataFormatError(f"An array must be of numbers; found {ascii(spec)[:SHOWN]}.")
-        self.dtype: np.dtype[Any] = np.dtype(spec)
-
-    def finish(self, _version: Any, order: Any, *_: Any) -> None:
-        if order in ("<", ">"):
-            self.dtype = self.dtype.newbyteorder(order)
-
-
-class _Array:
-    """Stands in for an array, which is made only if it is asked for."""
-
-    state: tuple[Any, ...] | None = None
-
-    def __init__(self, *_: Any) -> None:
-        """Ignore what numpy's function for new arrays is given: a type, a shape and a letter."""
-
-    def finish(self, _version: Any, shape: Any, dtype: Any, fortran: Any, raw: Any) -> None:
-        self.state = (raw, dtype, shape, "F" if fortran else "C")
-
-    def array(self) -> NDArray[Any]:
-        """Return a view of exactly as many bytes as the array needs."""
-        raw, kind, shape, order = self.state or (None, None, None, None)
-        if isinstance(raw, str):  # Python 2 has one type for text and bytes
-            raw = raw.encode("latin-1")
-        sides = shape if isinstance(shape, tuple) else (None,)
-        if (
-            not isinstance(raw, bytes | bytearray)
-            or not isinstance(kind, _Dtype)
-            or not all(isinstance(side, int) and side >= 0 for side in sides)
-            or len(sides) > MAX_AXES
-            or math.prod(sides) * kind.dtype.itemsize != len(raw)
-        ):
-            raise DataFormatError("An array needs a type, a shape, and as many bytes as that says.")
-        return np.ndarray(sides, kind.dtype, raw, order="F" if order == "F" else "C")
-
-
-def _array_of_buffer(raw: Any, dtype: Any, shape: Any, order: Any) -> _Array:
-    made = _Array()
-    made.state = (raw, dtype, shape, order)
-    return made
-
-
 class _CifarUnpickler(pickle._Unpickler):  # the one in Python: its instructions can be replaced
-    """Python's own unpickler with a short list of names and stand-ins for them."""
+    """Python's own unpickler with a short list of names and a stand-in for them."""
 
     stack: list[Any]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
 
-    def __init__(self, content: bytes) -> None:
-        super().__init__(io.BytesIO(content), encoding="latin-1")  # of Python 2's text
-        self._left = len(content)
-        self._names: dict[str, Callable[..., Any] | None] = {
-            "numpy.ndarray": None,
-            "numpy.dtype": _Dtype,
-            "numpy.core.multiarray._reconstruct": _Array,
-            "numpy._core.multiarray._reconstruct": _Array,
-            "numpy.core.numeric._frombuffer": _array_of_buffer,
-            "numpy._core.numeric._frombuffer": _array_of_buffer,
-            "_codecs.encode": self._encode,  # how Python 3 writes bytes for Python 2
-            "__builtin__.bytes": lambda: b"",  # and how it writes none
-        }
+    names: ClassVar[dict[str, Callable[..., Any]]] = {
+        "numpy.ndarray": _StandIn,
+        "numpy.dtype": _StandIn,
+        "numpy.core.multiarray._reconstruct": _StandIn,
+        "numpy._core.multiarray._reconstruct": _StandIn,
+        "numpy.core.numeric._frombuffer": _StandIn,
+        "numpy._core.numeric._frombuffer": _StandIn,
+        "_codecs.encode": lambda text, _encoding: text,  # how Python 3 writes bytes for Python 2
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the stand-in for a name of numpy's; refuse every other name."""
         wanted = f"{module}.{name}"
-        if wanted not in self._names:
+        if wanted not in self.names:
             raise DataFormatError(
                 f"It must hold arrays and plain containers only, and asks for "
                 f"`{ascii(wanted[:SHOWN])[1:-1]}`. Nothing was run. Get the official file."
             )
-        return self._names[wanted]
-
-    def _encode(self, text: str, encoding: str) -> bytes:
-        """Return bytes of text, in all no more than the file has."""
-        self._left -= len(text)
-        if self._left < 0 or encoding != "latin1":
-            raise DataFormatError("It asks for more bytes than it has, or for another encoding.")
-        return text.encode("latin-1")
+        return self.names[wanted]
 
     def load_build(self) -> None:
-        state, unfinished = self.stack.pop(), self.stack[-1]
-        if not isinstance(unfinished, _Array | _Dtype) or not isinstance(state, tuple):
+        """Give a state to a stand-in; Python's own would set attributes of any object."""
+        state = self.stack.pop()
+        if not isinstance(self.stack[-1], _StandIn) or not isinstance(state, tuple):
             raise DataFormatError("Only an array and its type have a state.")
-        unfinished.finish(*state)
-
-    def load_empty_dictionary(self) -> None:
-        self.append(_Entries())
+        self.stack[-1].state = state
 
     def load_dict(self) -> None:
+        """Make a dict of the items since the mark."""
         items, entries = self.pop_mark(), _Entries()
         for key, value in zip(items[::2], items[1::2], strict=True):
             entries[key] = value
@@ -235,6 +197,6 @@ class _CifarUnpickler(pickle._Unpickler):  # the one in Python: its instructions
     dispatch: ClassVar[dict[int, Callable[..., None]]] = {
         **pickle._Unpickler.dispatch,
         pickle.BUILD[0]: load_build,
-        pickle.EMPTY_DICT[0]: load_empty_dictionary,
+        pickle.EMPTY_DICT[0]: lambda self: self.append(_Entries()),
         pickle.DICT[0]: load_dict,
     }

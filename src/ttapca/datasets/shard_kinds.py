@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import mmap
+import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ttapca._checks import shown
 from ttapca.datasets.images import to_tensor
 from ttapca.datasets.pictures import (
+    PICTURE_SUFFIXES,
     PictureSize,
     class_folders,
     open_picture,
@@ -21,7 +26,6 @@ from ttapca.datasets.pictures import (
     read_picture,
 )
 from ttapca.datasets.reading import map_npy, npz_shape, parse_npy, read_npz_arrays, reading
-from ttapca.datasets.tar_samples import ARRAY, TarSample, count_samples, read_samples
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, ShapeError
 
 if TYPE_CHECKING:
@@ -31,6 +35,11 @@ BATCH = 256
 MOST_CHANNELS = 4
 LARGEST_FLOAT = 8  # bytes; torch knows no larger one
 LABELS = ".labels.npy"  # instead of `.npy`, for the labels of an array of images
+# The endings of files in a tar file.
+ARRAY, LABEL = "npy", "cls"
+IMAGES = frozenset({suffix.removeprefix(".") for suffix in PICTURE_SUFFIXES} | {ARRAY})
+LONGEST_LABEL = 18  # digits
+MOST_PADDING = 2**20  # bytes of zeros at the end of a tar file
 
 Item = TypeVar("Item")
 
@@ -139,31 +148,129 @@ class FolderShard(Shard):
 
 
 class TarShard(Shard):
-    """A WebDataset tar file; see `ttapca.datasets.tar_samples`."""
+    """A WebDataset tar file: samples are neighbours whose names differ in their endings only.
+
+        00017.jpg   a picture, or 00017.npy, an array
+        00017.cls   the number of its class, as text
+
+    The name of a sample ends at the first dot after the last slash. Other endings are skipped.
+    Files are read where they lie; nothing is unpacked.
+    """
 
     def count(self) -> int:
         """Return how many samples there are, by the headers."""
-        return count_samples(self.path)
+        return sum(1 for _ in self._samples())
 
     def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
         """Yield batches."""
-        for some in _batches(read_samples(self.path), self.batch_size):
+        for some in _batches(map(self._decoded, self._samples()), self.batch_size):
+            names, images, classes = zip(*some, strict=True)
             with reading(self.path):
-                images = _stack([self._image(each) for each in some], [each.name for each in some])
-                labels = [each.label for each in some if each.label is not None]
+                labels = [label for label in classes if label is not None]
                 if labels and len(labels) < len(some):
                     raise DataFormatError("Either all samples have a class, `.cls`, or none has.")
-            yield _batch(images, np.array(labels) if labels else None)
+                pixels = _stack(images, names)
+            yield _batch(pixels, np.array(labels) if labels else None)
 
-    def _image(self, sample: TarSample) -> NDArray[Any]:
-        with reading(self.path, f"has no readable image `{sample.name}.{sample.kind}`"):
-            if sample.kind != ARRAY:
-                return picture_pixels(open_picture(sample.image), self.pictures)
-            if self.pictures.size is not None:
+    def _samples(self) -> Iterator[dict[str, _Member]]:
+        """Yield the files of each sample by their endings; their contents are not read yet."""
+        advice = "It must be a plain tar file, not a compressed one."
+        with reading(self.path, "is not a readable tar file", advice), self.path.open("rb") as file:
+            # `tarfile` reads as many bytes as a header states; a map has no more than the file.
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            with content, tarfile.open(fileobj=cast("IO[bytes]", content), mode="r:") as archive:
+                members = _members(archive, content)
+                for name, group in groupby(members, key=lambda member: member.sample):
+                    sample: dict[str, _Member] = {}
+                    for member in group:
+                        if member.kind in sample:
+                            raise DataFormatError(f"There are two {_quoted(member.name)}.")
+                        sample[member.kind] = member
+                    images = len(sample.keys() & IMAGES)
+                    if images != 1:
+                        raise DataFormatError(
+                            "A sample has one image, with one of the endings "
+                            f"{', '.join(sorted(IMAGES))}; {_quoted(name)} has {images or 'none'}."
+                        )
+                    yield sample
+                _check_end(content, archive.offset)
+
+    def _decoded(self, sample: dict[str, _Member]) -> tuple[str, NDArray[Any], int | None]:
+        """Return the name, the image and the class of a sample."""
+        (kind,) = sample.keys() & IMAGES
+        image, label = sample[kind], sample.get(LABEL)
+        with reading(self.path, f"has no readable image {_quoted(image.name)}"):
+            if kind != ARRAY:
+                pixels: NDArray[Any] = picture_pixels(open_picture(image.read()), self.pictures)
+            elif self.pictures.size is not None:
                 raise OptionError(
                     f"`size=` is for pictures; {self.path} holds arrays, whose size is what it is."
                 )
-            return parse_npy(sample.image)
+            else:
+                pixels = parse_npy(image.read())
+        with reading(self.path):
+            return image.sample, pixels, None if label is None else label.number()
+
+
+class _Member(NamedTuple):
+    """A file of a sample, in a tar file that is mapped into memory."""
+
+    name: str
+    sample: str
+    kind: str  # the ending, in lower case
+    content: mmap.mmap
+    place: slice
+
+    def read(self) -> bytes:
+        return self.content[self.place]
+
+    def number(self) -> int:
+        """Return the number of a class."""
+        text = self.read()[: LONGEST_LABEL + 1].strip()
+        if len(text) > LONGEST_LABEL or not text.isdigit():
+            raise DataFormatError(
+                f"{_quoted(self.name)} holds the number of a class; found {text!r}."
+            )
+        return int(text)
+
+
+def _members(archive: tarfile.TarFile, content: mmap.mmap) -> Iterator[_Member]:
+    """Yield the images and labels of a tar file; raise for anything but plain files and folders."""
+    while (member := archive.next()) is not None:
+        archive.members.clear()  # type: ignore[attr-defined] # it would keep all headers
+        if member.isdir():
+            continue
+        if not member.isreg() or member.issparse():
+            raise DataFormatError(
+                f"Samples are plain files; {_quoted(member.name)} is a link, a device or sparse."
+            )
+        end = member.offset_data + member.size
+        if end > len(content):
+            raise DataFormatError(
+                f"{_quoted(member.name)} would have {member.size:,} bytes; the tar file has "
+                f"{len(content):,}. It was cut short."
+            )
+        folder, slash, base = member.name.rpartition("/")
+        start, _, kind = base.partition(".")
+        if start and kind.lower() in (*IMAGES, LABEL):
+            place = slice(member.offset_data, end)
+            yield _Member(member.name, folder + slash + start, kind.lower(), content, place)
+
+
+def _check_end(content: mmap.mmap, end: int) -> None:
+    """Raise unless zeros follow the last member: `tarfile` takes anything else for the end, too."""
+    rest = content[end : end + MOST_PADDING + 1]
+    if len(rest) < tarfile.BLOCKSIZE:
+        raise DataFormatError("It has no end: it was cut short, or is still being written.")
+    if rest.strip(b"\0") or len(rest) > MOST_PADDING:
+        raise DataFormatError(
+            f"At byte {end:,}, something follows that is no file: it is damaged, or several tar "
+            "files were joined."
+        )
+
+
+def _quoted(name: str) -> str:
+    return f"`{shown(name)[1:-1]}`"
 
 
 KINDS: dict[str, Callable[..., Shard]] = {
@@ -246,11 +353,6 @@ def _stack(images: Sequence[NDArray[Any]], names: Sequence[Any]) -> NDArray[Any]
 
 
 def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    some: list[Item] = []
-    for item in items:
-        some.append(item)
-        if len(some) == size:
-            yield some
-            some = []
-    if some:
+    remaining = iter(items)
+    while some := list(islice(remaining, size)):
         yield some
