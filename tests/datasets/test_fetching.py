@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -166,21 +167,19 @@ def test_damaged_files_are_named(tiny_set, tmp_path):
     assert state_of(tiny_set, folder) == ("damaged", missing)
 
 
-SHUFFLED = np.random.default_rng(0).permutation(10)
-
-
 @pytest.mark.parametrize(
-    ("train", "test", "expected"),
+    ("train", "expected"),
     [
-        (5, SHUFFLED, ("partial", "5 of 10 training images; all test images, in another order")),
-        (10, SHUFFLED, ("partial", "all test images, in another order")),
-        (10, [0] * 10, ("damaged", "another checksum: test_batch.bin")),
+        (5, ("partial", r"^5 of 10 training images; another checksum: data_batch_1\.bin, .*test")),
+        (10, ("damaged", r"^another checksum: test_batch\.bin$")),
     ],
 )
-def test_other_images_under_the_same_names(train, test, expected, tiny_set, tmp_path, make_images):
-    splits = {"train": make_images(10)[:train], "test": make_images(10, seed=1).subset(test)}
+def test_other_images_under_the_same_names(train, expected, tiny_set, tmp_path, make_images):
+    splits = {"train": make_images(10)[:train], "test": make_images(10, seed=2)}
     write_cifar_binary(tmp_path, CIFAR10_BINARY, splits)
-    assert state_of(tiny_set, tmp_path) == expected
+    state, detail = state_of(tiny_set, tmp_path)
+    assert state == expected[0]
+    assert re.search(expected[1], detail)
 
 
 def test_the_states_of_cifar_c(tmp_path, digest):

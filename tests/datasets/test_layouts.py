@@ -239,7 +239,6 @@ def test_cifar10_is_the_published_one():
         "train": "67e12c2a5906880a4fe5595fe6d768185ad7ca587f35d3a7ece3c3b8b85035d2",
         "test": "e54a434ec35094516eacbaac0f2f9550358d985e9d1f71b47d41d333c15ba304",
     }
-    for split, facts in CIFAR10.splits.items():
+    for split, count in CIFAR10.counts.items():
         images = load("cifar10", split, root=cache_root())
-        assert (len(images), images.fingerprint()) == (facts.count, fingerprints[split])
-        assert images.channel_means() == pytest.approx(facts.channel_means, abs=1e-7)
+        assert (len(images), images.fingerprint()) == (count, fingerprints[split])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 import tarfile
 from collections.abc import Callable
 from functools import partial
@@ -27,9 +26,7 @@ from ttapca.corruptions import TEXTURE_FILES, load_textures
 from ttapca.datasets import Images, inventory, load, open_shards, write_cifar_binary
 from ttapca.datasets.cifar import (
     CIFAR10_BINARY,
-    CIFAR10_PYTHON,
     CIFAR100_BINARY,
-    CIFAR100_PYTHON,
     CifarVersion,
 )
 
@@ -66,49 +63,6 @@ def make_binary(version: CifarVersion, folder: Path) -> Path:
     path = inside(folder, version.folder)
     write_cifar_binary(path, version, {"test": images, "train": images})
     return path
-
-
-def make_python(version: CifarVersion, protocol: int, folder: Path) -> Path:
-    path = inside(folder, version.folder)
-    batch = {
-        "data": some_pixels(COUNT, 3072),
-        version.labels_key: list(range(COUNT)),
-        "batch_label": "testing batch 1 of 1",
-        "filenames": [f"{number}.png" for number in range(COUNT)],
-    }
-    names = {key: list(version.class_names) for key in ("label_names", "fine_label_names")}
-    (path / version.files["test"][0]).write_bytes(pickle.dumps(batch, protocol))
-    (path / version.names_file).write_bytes(pickle.dumps(names | {"num_vis": 3072}, protocol))
-    return path
-
-
-def make_python2(folder: Path) -> Path:
-    """Write bytes as Python 2 did, which has one type for text and pixels."""
-    pixels = some_pixels(COUNT, 3072).tobytes()
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87Rq\x03"
-        b"(K\x01K\x05M\x00\x0c\x86cnumpy\ndtype\nq\x04U\x02u1K\x00K\x01\x87Rq\x05"
-        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        b"\x89T" + len(pixels).to_bytes(4, "little") + pixels + b"tb"
-    )
-    labels = b"](K\x00K\x01K\x02K\x03K\x04e"
-    batch = b"\x80\x02}(U\x04dataq\x06" + array + b"U\x06labelsq\x07" + labels + b"u."
-    path = inside(folder, CIFAR10_PYTHON.folder)
-    (path / "test_batch").write_bytes(batch)
-    return path
-
-
-def damaged_pickle(content: bytes, random: Random) -> bytes:
-    """Exchange, repeat and add opcodes, and leave the pixels alone."""
-    opcodes = b"(.012)}]aberhjgqtupsl\x85\x86\x87\x88\x89\x8a\x93\x94NKMJIRX"
-    found = bytearray(content)
-    for _ in range(random.randint(1, 6)):
-        place = random.choice((random.randrange(400), max(0, len(found) - random.randint(1, 400))))
-        opcode = bytes([random.choice(opcodes)])
-        argument = random.choice((b"", b"\n", bytes(4), b"\xff" * 4, b"\x00\xca\x9a\x3b"))
-        size = random.choice((0, 1, 1, len(argument) + 1))
-        found[place : place + size] = (opcode + argument) * random.choice((1, 1, 1, 3, 500))
-    return bytes(found)
 
 
 # Arrays and pictures -----------------------------------------------------------------------------
@@ -148,7 +102,6 @@ def make_root(folder: Path) -> Path:
     path = inside(folder, "root")
     make_corrupted(path)
     make_binary(CIFAR100_BINARY, path)
-    make_python(CIFAR10_PYTHON, 2, path)
     return path
 
 
@@ -219,7 +172,6 @@ def make_textures(folder: Path) -> Path:
     return path
 
 
-PICKLES: tuple[Mutate, ...] = (*ANY_FILE, *(in_some_file(damaged_pickle),) * 6)
 JSON: tuple[Mutate, ...] = (*ANY_FILE, *(in_some_file(mutate_json, "*.json"),) * 3)
 ARRAYS: tuple[Mutate, ...] = (*JSON, *(in_some_file(lying_header, "*.npy"),) * 3)
 ZIPS: tuple[Mutate, ...] = (*ANY_FILE, *(in_some_file(in_zip_member(mutate_bytes)),) * 3)
@@ -236,11 +188,6 @@ def read(path: Path) -> None:
 TARGETS = [
     Target("cifar10-binary", partial(make_binary, CIFAR10_BINARY), read_train_and_test),
     Target("cifar100-binary", partial(make_binary, CIFAR100_BINARY), read_train_and_test),
-    Target("cifar10-of-python-2", make_python2, read, PICKLES),
-    Target("cifar100-python-0", partial(make_python, CIFAR100_PYTHON, 0), read, PICKLES),
-    Target("cifar100-python-2", partial(make_python, CIFAR100_PYTHON, 2), read, PICKLES),
-    Target("cifar10-python-4", partial(make_python, CIFAR10_PYTHON, 4), read, PICKLES),
-    Target("cifar100-python-5", partial(make_python, CIFAR100_PYTHON, 5), read, PICKLES),
     Target("npz", partial(make_npz, np.savez), read, NPZ),
     Target("npz-compressed", partial(make_npz, np.savez_compressed), read, NPZ),
     Target(

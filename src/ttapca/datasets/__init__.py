@@ -22,9 +22,9 @@ from ttapca.datasets.cifar import (
     corruptions_in,
     read_cifar_binary,
     read_cifar_c,
+    read_cifar_python,
     write_cifar_binary,
 )
-from ttapca.datasets.cifar_python import read_cifar_python
 from ttapca.datasets.fetching import Fetched, Holding, fetch, inventory
 from ttapca.datasets.images import Choice, Images, Order, TensorBatches, choose, to_tensor
 from ttapca.datasets.layouts import (

