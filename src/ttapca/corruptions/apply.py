@@ -70,8 +70,8 @@ def corrupt(
         table: The severities: the name of a table (`cifar-c` or `imagenet-c`), the path of one, or
             one that was loaded. By default `imagenet-c` for images whose shorter side has 96 pixels
             or more, and `cifar-c` for smaller ones.
-        textures: For frost: the folder of its photographs, or what `load_textures` returned. Images
-            as small as CIFAR's need none: what they take of the photographs ships with the package.
+        textures: For frost: the folder of its photographs, or the result of `load_textures`. Images
+            as small as CIFAR's need none: small copies of the photographs ship with the package.
 
     Raises:
         PixelTypeError: The images are not uint8.
@@ -180,7 +180,7 @@ def corrupt_any_size(
 ) -> Pixels:
     """Return corrupted images of the same shape, as `corrupt` does, also of small or grey images.
 
-    The corruptions are those of photographs: they take colour images of at least 32 by 32 pixels.
+    The corruptions are made for photographs: they take colour images of at least 32 by 32 pixels.
     So images that are smaller, or grey, are mirrored at their edges until they are large enough,
     corrupted, and cut out again: noise and blur are as strong, pixel for pixel, as on CIFAR. Their
     frost is drawn: they belong to no published benchmark that a download could reproduce.

@@ -1,4 +1,4 @@
-"""What several corruptions share: random numbers, grey levels, smoothing, enlarging.
+"""Shared by corruptions: random numbers, grey levels, smoothing, enlarging.
 
 Random numbers belong to an image, not to a batch. Philox is a counter-based generator: its output
 is a function of a key and a counter. Seed, corruption and severity make the key, the index of an
@@ -24,7 +24,7 @@ Numbers = NDArray[np.float64]
 WHITE = 255
 CHANNELS = 3
 FEW_PIXELS = 64 * 64
-"""Images of at most so many are made by the same operations as ever: CIFAR-C keeps its bytes."""
+"""Images of up to this size are made by the same operations as ever: CIFAR-C keeps its bytes."""
 _WORDS_PER_COUNT = 4  # Philox4x64 turns each value of its counter into four 64-bit words
 _UNUSED_BITS = np.uint64(11)  # a double holds 53 of a word's 64 bits
 _STEP = 2.0**-53

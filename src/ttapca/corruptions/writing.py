@@ -1,7 +1,7 @@
 """Write a corrupted data set in the layout of CIFAR-10-C and CIFAR-100-C.
 
 Each corruption has one `.npy` file: uint8, with the images of all severities one after another.
-`labels.npy` repeats the labels as often, in uint8, or in uint16 where one is above 255.
+`labels.npy` repeats the labels as often, in uint8, or in uint16 if one is above 255.
 `corruptions.json` records what the files were made from, so that two runs never mix in a folder. A
 file is written under a hidden name and renamed when it is whole, so a run that was killed goes on
 with the files that are missing.
@@ -155,7 +155,7 @@ class Export:
         return needed if whole else needed + _npy_size(self.shape[:1], labels)
 
     def bytes_free(self) -> int:
-        """Return how much disk is free, counting what unfinished files of a killed run take."""
+        """Return how much disk is free, counting the unfinished files of a killed run."""
         existing = next(each for each in (self.to, *self.to.absolute().parents) if each.exists())
         left = sum(each.stat().st_size for each in _unfinished(self.to))
         return shutil.disk_usage(existing).free + left

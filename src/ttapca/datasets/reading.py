@@ -1,6 +1,6 @@
-"""What all readers share: errors that name the file, and arrays whose headers may lie.
+"""Shared by all readers: errors that name the file, and arrays whose headers may lie.
 
-What a header states is compared with the bytes that are there before memory is asked for.
+The size that a header states is compared with the bytes of the file before memory is allocated.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ PLAIN_KINDS = "biufSU"  # booleans, numbers and text; no objects, no records
 HEADER_BYTES = 1 << 14  # numpy reads no header of more than 10,000
 MAX_AXES = 32
 MAX_MEMBERS = 1000  # arrays in an archive
-# Deflate reaches 1,000 to 1, pictures hardly 10 to 1: what is larger and denser is an attack.
+# Deflate reaches 1,000 to 1, pictures hardly 10 to 1: a large array that is denser is an attack.
 SMALL_BYTES = 100_000_000
 MAX_RATIO = 100
 GET_IT = "It is damaged or of another kind; get it again."
-# numpy parses headers as Python. Where two threads do that at once, Python 3.11 may miscount its
-# own recursion, and raise SystemError (python/cpython#106905).
+# numpy parses headers as Python. If two threads do that at once, Python 3.11 may miscount its own
+# recursion, and raise SystemError (python/cpython#106905).
 _parsing = threading.Lock()
 NO_OBJECTS = "Files with pickled objects are refused; a truncated one must be fetched again."
 
@@ -109,7 +109,7 @@ def make_images(
     labels: NDArray[np.integer],
     class_names: tuple[str, ...] | None,
 ) -> Images:
-    """Return `Images` of what was read from `path`; without names, classes are `0`, `1`, ..."""
+    """Return the `Images` read from `path`; without names, classes are `0`, `1`, ..."""
     with reading(path):
         if labels.dtype.kind not in "iu":
             raise DataFormatError(f"Labels must be integers; found {labels.dtype}.")

@@ -1,4 +1,4 @@
-"""What a shard can be: an `.npy` or `.npz` of images, a folder of pictures, a WebDataset `.tar`."""
+"""Kinds of shards: an `.npy` or `.npz` of images, a folder of pictures, a WebDataset `.tar`."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ Item = TypeVar("Item")
 class Shard(ABC):
     """One file or folder of images, which yields batches as a loader does.
 
-    A batch is a tensor of images, or a pair of such a tensor and one of labels, where the shard has
-    labels. Images of bytes become float32 in [0, 1] with channels first; arrays of floating-point
-    numbers stay as they are.
+    A batch is a tensor of images, or a pair of images and labels if the shard has labels. Images of
+    bytes become float32 in [0, 1] with channels first; arrays of floating-point numbers stay as
+    they are.
 
     Attributes:
-        path: Where it is.
+        path: Its place.
         samples: How many images it has.
         batch_size: Images in a batch; the last one may have fewer.
         pictures: The size that pictures are brought to.
@@ -84,8 +84,8 @@ class Shard(ABC):
         """Raise `DataNotFoundError` in a process that does not see the shard."""
         if not self.path.exists():
             raise DataNotFoundError(
-                f"Whoever reads a shard must see it; there is no {self.path} here. Put it into a "
-                "folder that all workers share."
+                f"A worker must see the shards that it reads; there is no {self.path} here. Put it "
+                "into a folder that all workers share."
             )
 
     @abstractmethod
@@ -204,7 +204,7 @@ class TarShard(Shard):
                 pixels: NDArray[Any] = picture_pixels(open_picture(image.read()), self.pictures)
             elif self.pictures.size is not None:
                 raise OptionError(
-                    f"`size=` is for pictures; {self.path} holds arrays, whose size is what it is."
+                    f"`size=` is for pictures; {self.path} holds arrays, which keep their size."
                 )
             else:
                 pixels = parse_npy(image.read())

