@@ -24,11 +24,7 @@ from fuzz.mutations import (
 )
 from ttapca.corruptions import TEXTURE_FILES, load_textures
 from ttapca.datasets import Images, inventory, load, open_shards, write_cifar_binary
-from ttapca.datasets.cifar import (
-    CIFAR10_BINARY,
-    CIFAR100_BINARY,
-    CifarVersion,
-)
+from ttapca.datasets.cifar import CIFAR10_BINARY, CIFAR100_BINARY, CifarVersion
 
 COUNT = 5
 

