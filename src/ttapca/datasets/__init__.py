@@ -37,8 +37,7 @@ from ttapca.datasets.layouts import (
 )
 from ttapca.datasets.pictures import read_image_folder
 from ttapca.datasets.reading import Split
-from ttapca.datasets.shard_kinds import Shard
-from ttapca.datasets.shards import Shards, is_sharded, open_shards
+from ttapca.datasets.shards import Shard, Shards, is_sharded, open_shards
 from ttapca.datasets.sources import FROST, fetch_frost, has_frost
 from ttapca.support.progress import Reporter, Silent
 
