@@ -155,7 +155,24 @@ def parse_npy(content: bytes) -> NDArray[Any]:
 def read_npz_arrays(
     path: Path, names: Sequence[str], optional: Sequence[str] = ()
 ) -> dict[str, NDArray[Any]]:
-    """Read arrays of an `.npz` archive into memory, by name; the optional ones may be missing."""
+    """Read arrays of an `.npz` archive by name, read-only; the optional ones may be missing."""
+    with _open_npz(path, names) as (archive, found):
+        wanted = [*names, *(name for name in optional if name in found)]
+        packed = path.stat().st_size
+        return {name: parse_npy(_unpacked(archive, found[name], packed)) for name in wanted}
+
+
+def npz_shape(path: Path, name: str) -> tuple[int, ...]:
+    """Return the shape of an array in an `.npz` archive, without reading the array."""
+    with _open_npz(path, [name]) as (archive, found), archive.open(found[name]) as content:
+        return _read_header(content.read(HEADER_BYTES), found[name].file_size).shape
+
+
+@contextmanager
+def _open_npz(
+    path: Path, names: Sequence[str]
+) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
+    """Open an archive that has these arrays; yield it with all its members by name."""
     with reading(path, "is not a plain `.npz` archive", NO_OBJECTS):
         with path.open("rb") as file:
             if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
@@ -171,26 +188,10 @@ def read_npz_arrays(
                         f"There is no array `{name}`.{did_you_mean(name, found)} "
                         f"There are: {there}."
                     )
-            wanted = [*names, *(name for name in optional if name in found)]
-            packed = path.stat().st_size
-            return {name: _read_member(archive, found[name], packed) for name in wanted}
+            yield archive, found
 
 
-def npz_shape(path: Path, name: str) -> tuple[int, ...]:
-    """Return the shape of an array in an `.npz` archive, without reading the array."""
-    with (
-        reading(path, "is not a plain `.npz` archive", NO_OBJECTS),
-        zipfile.ZipFile(path) as archive,
-    ):
-        member = f"{name}.npy"
-        if member not in archive.namelist():
-            raise DataFormatError(f"There is no array `{name}`.")
-        info = archive.getinfo(member)
-        with archive.open(info) as content:
-            return _read_header(content.read(HEADER_BYTES), info.file_size).shape
-
-
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, there: int) -> NDArray[Any]:
+def _unpacked(archive: zipfile.ZipFile, info: zipfile.ZipInfo, there: int) -> bytes:
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"`{info.filename}` is compressed in another way than numpy does")
     packed = min(info.compress_size, there)  # the archive may lie about that as well
@@ -199,13 +200,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, there: int) ->
             f"`{info.filename}` would unpack from {packed:,} to {info.file_size:,} bytes, more "
             f"than {MAX_RATIO} times as much, as no images do"
         )
-    with archive.open(info) as member:
-        header = _read_header(member.read(HEADER_BYTES), info.file_size)
-    if header.offset + header.size != info.file_size:
-        raise ValueError(f"`{info.filename}` is longer than its array")
-    with archive.open(info) as member, _parsing:
-        array: NDArray[Any] = npy.read_array(member, allow_pickle=False)
-    return array
+    return archive.read(info)
 
 
 class _Header(NamedTuple):
