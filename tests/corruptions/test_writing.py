@@ -174,7 +174,7 @@ def test_a_simple_file_system_will_do(export, monkeypatch, function, code):
 
 def test_a_failing_worker_process_leaves_no_torn_file(export, monkeypatch):
     """The file vanishes under the workers: the system's answer comes back from their process."""
-    monkeypatch.setattr("ttapca.corruptions.writing._reserve", lambda _path, _shape: None)
+    monkeypatch.setattr("ttapca.corruptions.writing._reserve", lambda _path, _shape: 128)
     with pytest.raises(StorageError, match=r"Cannot write to .*: No such file or directory"):
         export.run(jobs=2)
     assert set(contents(export.to)) == OTHERS

@@ -17,9 +17,10 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -62,34 +63,21 @@ FileProgress = Callable[[str, int, int], None]
 """Called with a corruption's name, how many of its images are done, and how many there are."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Task:
-    """Images that one process corrupts, and their place in a file."""
+class _Task(NamedTuple):
+    """A few images to corrupt, and their place in a file."""
 
-    images: Pixels
-    start: int  # index of the first image
     corruption: str
-    severity: int
-    seed: int
-    table: str | Path | None
-    textures: Path | None
+    count: int
+    make: Callable[[], Pixels]
     file: Path
     offset: int  # bytes
 
     def run(self) -> None:
         """Corrupt the images, and write them to their place."""
-        made = corrupt(
-            self.images,
-            self.corruption,
-            self.severity,
-            self.seed,
-            start=self.start,
-            table=self.table,
-            textures=self.textures,
-        )
+        content = self.make().tobytes()
         with self.file.open("r+b") as file:
             file.seek(self.offset)
-            file.write(made.tobytes())
+            file.write(content)
 
 
 @dataclass(frozen=True, eq=False)  # == has no single answer for arrays
@@ -255,7 +243,7 @@ class Export:
                         "it happens again."
                     )
                 name = ending.task.corruption
-                done[name] += len(ending.task.images)
+                done[name] += ending.task.count
                 if done[name] == self.shape[0]:
                     path = self.path(name)
                     flush(_staging(path))
@@ -266,19 +254,25 @@ class Export:
     def _tasks(self, names: Sequence[str]) -> Iterator[_Task]:
         """Yield the tasks in order; each file is started just before its first task."""
         count, (height, width) = len(self.images), self.images.shape[1:3]
-        each, image_bytes = max(1, _PIXELS_PER_TASK // (height * width)), self.images[0].nbytes
+        each = max(1, _PIXELS_PER_TASK // (height * width))
         for name in names:
             file = _staging(self.path(name))
-            _reserve(file, self.shape)
-            offset = _HEADER_BYTES
+            offset = _reserve(file, self.shape)
             for severity in self.severities:
                 for first in range(0, count, each):
                     images = self.images[first : first + each]
-                    yield _Task(
-                        images, first, name, severity, self.seed, self.table, self.textures,
-                        file, offset,
-                    )  # fmt: skip
-                    offset += len(images) * image_bytes
+                    make = partial(
+                        corrupt,
+                        images,
+                        name,
+                        severity,
+                        self.seed,
+                        start=first,
+                        table=self.table,
+                        textures=self.textures,
+                    )
+                    yield _Task(name, len(images), make, file, offset)
+                    offset += images.nbytes
 
 
 def check_manifest(folder: Path, now: dict[str, Any]) -> None:
@@ -335,9 +329,12 @@ def _whole(path: Path, shape: tuple[int, ...], dtype: DTypeLike = np.uint8) -> b
     return bool(found.shape == shape and found.dtype == dtype)
 
 
-def _reserve(path: Path, shape: tuple[int, ...]) -> None:
-    """Start an `.npy` file and reserve its space, so that a full disk shows before the work."""
-    np.lib.format.open_memmap(path, "w+", np.uint8, shape)
+def _reserve(path: Path, shape: tuple[int, ...]) -> int:
+    """Start an `.npy` file and reserve its space, so that a full disk shows before the work.
+
+    Return the place of the first image.
+    """
+    offset: int = np.lib.format.open_memmap(path, "w+", np.uint8, shape).offset
     if hasattr(os, "posix_fallocate"):  # not on every system
         with path.open("r+b") as file:
             try:
@@ -345,3 +342,4 @@ def _reserve(path: Path, shape: tuple[int, ...]) -> None:
             except OSError as error:
                 if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # nor every file system
                     raise
+    return offset
