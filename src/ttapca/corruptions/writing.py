@@ -67,7 +67,7 @@ class _Task(NamedTuple):
     """A few images to corrupt, and their place in a file."""
 
     corruption: str
-    count: int
+    images: int  # how many
     make: Callable[[], Pixels]
     file: Path
     offset: int  # bytes
@@ -243,7 +243,7 @@ class Export:
                         "it happens again."
                     )
                 name = ending.task.corruption
-                done[name] += ending.task.count
+                done[name] += ending.task.images
                 if done[name] == self.shape[0]:
                     path = self.path(name)
                     flush(_staging(path))
