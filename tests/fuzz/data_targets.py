@@ -1,4 +1,4 @@
-"""The layouts of images that `ttapca.datasets` reads, and the archives that it unpacks."""
+"""The layouts of images and the shards that `ttapca.datasets` reads, and photographs of frost."""
 
 from __future__ import annotations
 
