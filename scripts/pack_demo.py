@@ -33,7 +33,7 @@ from ttapca.cli.arguments import cache_root
 from ttapca.corruptions import TEXTURE_FILES, load_textures
 from ttapca.corruptions.weather import SHRUNK_BY, SHRUNK_FOLDER, shrunk
 from ttapca.datasets import FROST, TensorBatches, load
-from ttapca.datasets.shipped import CIFAR10_500, FOLDER, SHEET_COLUMNS
+from ttapca.datasets.layouts import CIFAR10_500, SHEET_COLUMNS, SHIPPED_FOLDER
 from ttapca.networks.checkpoints import FILTER_SUFFIX
 
 EACH = 50  # images of a class
@@ -93,16 +93,18 @@ def pack_images() -> None:
     test = load("cifar10", "test", root=cache_root())
     rows = np.sort(np.concatenate([np.flatnonzero(test.labels == k)[:EACH] for k in range(10)]))
     chosen = test.subset(rows)
-    FOLDER.mkdir(exist_ok=True)
+    SHIPPED_FOLDER.mkdir(exist_ok=True)
     count, side = len(rows) // SHEET_COLUMNS, chosen.images.shape[1]
     tiles = chosen.images.reshape(count, SHEET_COLUMNS, side, side, 3).swapaxes(1, 2)
-    write_png(tiles.reshape(count * side, SHEET_COLUMNS * side, 3), FOLDER / f"{CIFAR10_500}.png")
+    write_png(
+        tiles.reshape(count * side, SHEET_COLUMNS * side, 3), SHIPPED_FOLDER / f"{CIFAR10_500}.png"
+    )
     facts = {"labels": chosen.labels.tolist(), "rows": rows.tolist()}
-    (FOLDER / f"{CIFAR10_500}.json").write_text(json.dumps(facts) + "\n")
+    (SHIPPED_FOLDER / f"{CIFAR10_500}.json").write_text(json.dumps(facts) + "\n")
     card = IMAGES_CARD.format(
         each=EACH, last=rows[-1], columns=SHEET_COLUMNS, fingerprint=chosen.fingerprint()
     )
-    (FOLDER / f"{CIFAR10_500}.md").write_text(card)
+    (SHIPPED_FOLDER / f"{CIFAR10_500}.md").write_text(card)
 
 
 def pack_frost() -> None:

@@ -31,7 +31,7 @@ import ttapca
 from held_out import SEED
 from ttapca import networks
 from ttapca.benchmark.subject import dirichlet_stretches
-from ttapca.corruptions.small_images import corrupt_any_size
+from ttapca.corruptions.apply import corrupt_any_size
 from ttapca.datasets import Images, load, to_tensor
 from ttapca.methods.method import Method, Mixture, registration
 from ttapca.methods.wiener import Wiener

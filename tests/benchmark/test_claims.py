@@ -10,7 +10,7 @@ import pytest
 import ttapca
 from benchmark.worlds import small_subject
 from ttapca.benchmark import Benchmark, Plan, Results, Row
-from ttapca.corruptions.small_images import corrupt_any_size
+from ttapca.corruptions.apply import corrupt_any_size
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.errors import OptionError
 

@@ -22,7 +22,7 @@ from ttapca.benchmark.search_space import Choices, Range, SearchSpace
 from ttapca.benchmark.tuning import Trial, Tuned, Tuning
 from ttapca.benchmark.tuning_figure import tuning_figure
 from ttapca.corruptions import EXTRA, STANDARD
-from ttapca.corruptions.small_images import corrupt_any_size
+from ttapca.corruptions.apply import corrupt_any_size
 from ttapca.datasets import Split, read_digits, to_tensor
 from ttapca.errors import OptionError
 

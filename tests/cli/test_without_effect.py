@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ttapca.corruptions.small_images import corrupt_any_size
+from ttapca.corruptions.apply import corrupt_any_size
 from ttapca.datasets import read_digits
 
 

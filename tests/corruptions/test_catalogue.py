@@ -5,16 +5,63 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ttapca.corruptions import CORRUPTIONS, SEVERITIES, corrupt, find, load_table
+from ttapca.corruptions import (
+    CIFAR_C,
+    CORRUPTIONS,
+    IMAGENET_C,
+    SEVERITIES,
+    TABLES,
+    corrupt,
+    default_table,
+    find,
+    load_table,
+)
 from ttapca.errors import OptionError
 
 
-@pytest.mark.parametrize("name", CORRUPTIONS)
-def test_the_table_of_cifar_c_has_what_every_corruption_takes(name):
-    table = load_table()
-    assert set(table.sections) == set(CORRUPTIONS)
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_has_what_every_corruption_takes(table):
+    found = load_table(table)
+    assert found.name == table
+    assert set(found.sections) == set(CORRUPTIONS)
+    for name in CORRUPTIONS:
+        for severity in SEVERITIES:
+            assert set(found.parameters(name, severity)) == find(name).arguments
+
+
+def test_lengths_that_are_published_in_pixels_are_those_of_224():
+    published = {
+        "amplitude_fraction": (488, 488, 12.2, 17.08, 29.28),
+        "deviation_fraction": (170.8, 19.52, 2.44, 2.44, 2.44),
+        "affine_fraction": (24.4, 48.8, 4.88, 4.88, 4.88),
+    }
     for severity in SEVERITIES:
-        assert set(table.parameters(name, severity)) == find(name).arguments
+        found = load_table(IMAGENET_C).parameters("elastic_transform", severity)
+        for name, value in found.items():
+            assert 224 * value == pytest.approx(published[name][severity - 1], rel=1e-12)
+
+
+def test_the_published_numbers_of_enlargements():
+    table = load_table(IMAGENET_C)
+    steps = [table.parameters("zoom_blur", severity) for severity in SEVERITIES]
+    counts = [len(np.arange(1.0, each["stop"], each["step"])) for each in steps]
+    assert counts == [12, 16, 11, 13, 11]  # rounding lets the first one reach its end
+
+
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [
+        *(((32, 32), CIFAR_C), ((64, 300), CIFAR_C), ((95, 224), CIFAR_C)),
+        *(((96, 96), IMAGENET_C), ((224, 224), IMAGENET_C), ((480, 640), IMAGENET_C)),
+    ],
+)
+def test_the_size_decides_if_no_table_is_asked_for(size, name, make_images):
+    assert default_table(*size) == name
+    images = make_images(1, *size)
+    by_default = corrupt(images, "contrast", 3)
+    for table in TABLES:
+        same = by_default == corrupt(images, "contrast", 3, table=table)
+        assert same.all() == (table == name)
 
 
 def test_another_table_is_a_file(tmp_path, images):
@@ -54,9 +101,11 @@ def test_a_bad_table_says_what_is_wrong(tmp_path, images, content, message):
         corrupt(images, "contrast", 1, table=path)
 
 
-def test_a_table_that_is_not_there_gets_near_names():
-    with pytest.raises(OptionError, match=r"found neither for `cifarc`\. Did you mean `cifar-c`"):
-        load_table("cifarc")
+@pytest.mark.parametrize(("name", "near"), [("cifarc", "cifar-c"), ("imagenet", "imagenet-c")])
+def test_a_table_that_is_not_there_gets_near_names(name, near):
+    message = rf"one of cifar-c, imagenet-c, or .* for `{name}`\. Did you mean `{near}`"
+    with pytest.raises(OptionError, match=message):
+        load_table(name)
 
 
 def test_whole_numbers_are_as_good_as_real_ones(tmp_path, images):

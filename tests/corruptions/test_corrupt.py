@@ -1,4 +1,4 @@
-"""`corrupt`: what it accepts, what the bytes of an image depend on, and the contact sheet."""
+"""`corrupt`: what it accepts, what the bytes of an image depend on; small images; the sheet."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from ttapca.corruptions import CORRUPTIONS, corrupt, find
-from ttapca.corruptions.apply import contact_sheet
+from ttapca.corruptions import CORRUPTIONS, STANDARD, corrupt, corrupt_any_size, find
+from ttapca.corruptions.apply import contact_sheet, needs_photographs
 from ttapca.corruptions.pixels import between, integers, normals, stream_key, uniforms
 from ttapca.errors import DataNotFoundError, OptionError, PixelTypeError, ShapeError
 
@@ -30,17 +30,21 @@ def test_every_corruption_takes_other_sizes(name, shape, make_images, textures):
     assert (spoilt[1] == corrupt(images[1:], name, 5, start=1, textures=textures)[0]).all()
 
 
+@pytest.mark.parametrize("size", [(32, 32), (99, 131)])
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_order_slices_batches_and_strides_do_not_matter(name, images, textures, monkeypatch):
+def test_order_slices_batches_and_strides_do_not_matter(
+    name, size, make_images, textures, monkeypatch
+):
+    images = make_images(6, *size)
     spoil = partial(corrupt, corruption=name, severity=5, seed=3, textures=textures)
     whole = spoil(images)
-    order = np.array([7, 3, 4, 5, 0, 11, 3])
+    order = np.array([5, 2, 3, 4, 0, 2])
     assert (spoil(images[order], indices=order) == whole[order]).all()
-    pieces = [spoil(images[a:b], start=a) for a, b in ((0, 1), (1, 6), (6, 12))]
+    pieces = [spoil(images[a:b], start=a) for a, b in ((0, 1), (1, 3), (3, 6))]
     assert (np.concatenate(pieces) == whole).all()
     mirrored = images[:, :, ::-1]
     assert (spoil(mirrored) == spoil(np.ascontiguousarray(mirrored))).all()
-    monkeypatch.setattr("ttapca.corruptions.apply._VALUES_PER_PIECE", 5 * 32 * 32 * 3)
+    monkeypatch.setattr("ttapca.corruptions.apply._VALUES_PER_PIECE", 4 * images[0].size)
     assert (spoil(images) == whole).all()
 
 
@@ -159,3 +163,20 @@ def test_a_contact_sheet_holds_the_images_enlarged(images, make_images):
         contact_sheet(images[0], corruptions=[])
     with pytest.raises(PixelTypeError, match="uint8"):
         contact_sheet(images[0] / 255)
+
+
+@pytest.mark.parametrize("corruption", STANDARD)
+def test_a_small_image_keeps_its_randomness_in_any_batch(corruption: str) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1), np.uint8)
+    whole = corrupt_any_size(images, corruption, 5, seed=3)
+    rows = np.array([4, 1, 4])
+    some = corrupt_any_size(images[rows], corruption, 5, seed=3, indices=rows)
+    assert np.array_equal(some, whole[rows])
+
+
+def test_only_frost_on_large_images_takes_photographs() -> None:
+    large, grey = np.zeros((1, 63, 32, 3), np.uint8), np.zeros((1, 63, 32, 1), np.uint8)
+    assert needs_photographs(large, "frost")
+    assert not needs_photographs(large[:, :62], "frost")  # those that ship are large enough
+    assert not needs_photographs(grey, "frost")
+    assert not needs_photographs(large, "fog")

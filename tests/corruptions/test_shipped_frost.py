@@ -10,12 +10,12 @@ from PIL import Image
 
 from ttapca.cli.app import run
 from ttapca.cli.arguments import cache_root
-from ttapca.corruptions import TEXTURE_FILES, corrupt
+from ttapca.corruptions import TEXTURE_FILES, corrupt, load_textures
 from ttapca.corruptions.catalogue import load_table
 from ttapca.corruptions.pixels import stream_key, uniforms
 from ttapca.corruptions.weather import SHRUNK_FOLDER, SHRUNK_SIDES
 from ttapca.datasets import FROST, has_frost
-from ttapca.errors import DataNotFoundError
+from ttapca.errors import DataFormatError, DataNotFoundError
 
 
 def shipped() -> list[np.ndarray]:
@@ -51,6 +51,21 @@ def test_the_bytes_are_those_of_the_original_photographs(make_images) -> None:
 def test_larger_images_need_the_original_ones(make_images, shape: tuple[int, int]) -> None:
     with pytest.raises(DataNotFoundError, match="ttapca data get frost"):
         corrupt(make_images(1, *shape), "frost", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("frost5.jpg", lambda path: path.write_bytes(b"damaged"), "is not: .* Delete it"),
+        ("frost2.png", Image.new("1", (8000, 8000)).save, "it has more than 50,000,000"),
+    ],
+)
+def test_a_damaged_photograph_is_named(name, damage, message, tmp_path) -> None:
+    for each in TEXTURE_FILES:
+        Image.new("RGB", (5, 4)).save(tmp_path / each)
+    damage(tmp_path / name)
+    with pytest.raises(DataFormatError, match=rf"{name} .*{message}"):
+        load_textures(tmp_path)
 
 
 def test_the_command_line_does_without_a_download(images, tmp_path, monkeypatch, capsys) -> None:

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from ttapca.corruptions import corrupt
-from ttapca.corruptions.writing import Export, completed
+from ttapca.corruptions.writing import Export
 from ttapca.datasets import read_cifar_c
+from ttapca.engines import Lost
 from ttapca.errors import (
     DataFormatError,
     DataNotFoundError,
@@ -173,7 +174,7 @@ def test_a_simple_file_system_will_do(export, monkeypatch, function, code):
 
 def test_a_failing_worker_process_leaves_no_torn_file(export, monkeypatch):
     """The file vanishes under the workers: the system's answer comes back from their process."""
-    monkeypatch.setattr("ttapca.corruptions.writing._reserve", lambda _path, _shape: None)
+    monkeypatch.setattr("ttapca.corruptions.writing._reserve", lambda _path, _shape: 128)
     with pytest.raises(StorageError, match=r"Cannot write to .*: No such file or directory"):
         export.run(jobs=2)
     assert set(contents(export.to)) == OTHERS
@@ -221,13 +222,15 @@ def test_bad_input_is_refused_before_anything_is_written(export, change, error, 
     assert not export.to.exists()
 
 
-def _die(_task: int) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def test_a_killed_worker_is_an_error_with_a_remedy(export, monkeypatch):
+    class Killing:
+        def run(self, tasks, _work):
+            yield Lost(next(tasks), "its process was killed")
 
-
-def test_a_killed_worker_is_an_error_with_a_remedy():
-    with pytest.raises(TtapcaError, match=r"one was killed.*run the same command again"):
-        list(completed(_die, [1, 2, 3], jobs=2))
+    monkeypatch.setattr("ttapca.corruptions.writing.engine_of", lambda _words: Killing())
+    with pytest.raises(TtapcaError, match=r"was killed\. .*run the same command again"):
+        export.run(jobs=2)
+    assert set(contents(export.to)) == OTHERS
 
 
 SCRIPT = """
@@ -267,3 +270,15 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
     assert first.stat().st_mtime_ns == mark
     assert not list(to.glob(".*"))
     assert np.load(to / "shot_noise.npy", mmap_mode="r").shape == (10000, 32, 32, 3)
+
+
+def test_neither_networks_nor_the_command_line_are_loaded():
+    program = (
+        "import sys, ttapca; before = set(sys.modules); "
+        "import ttapca.corruptions.writing; "
+        "print(sorted({'torch', 'typer', 'rich'} & (set(sys.modules) - before)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

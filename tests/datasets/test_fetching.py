@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def refuse(*_, **__):
 
 
 def test_a_data_set_is_fetched_once_and_replaced_if_damaged(
-    tiny_set, server, tmp_path, recorder, monkeypatch
+    tiny_set, server, tmp_path, recorder, monkeypatch, make_images
 ):
     root = tmp_path / "new" / "root"
     first = fetch(tiny_set, root, recorder)
@@ -34,7 +35,7 @@ def test_a_data_set_is_fetched_once_and_replaced_if_damaged(
     assert (first.holding.folder, first.holding.state) == (root / FOLDER, "verified")
     assert first.holding.size == sum(path.stat().st_size for path in (root / FOLDER).iterdir())
     assert inspect(tiny_set, tiny_set.layouts[0], root / FOLDER) == first.holding
-    assert load(root / FOLDER).fingerprint() == tiny_set.splits["test"].fingerprint
+    assert load(root / FOLDER).fingerprint() == make_images(10, seed=1).fingerprint()
     with monkeypatch.context() as read_only:  # what is there needs no writing
         read_only.setattr(fetching, "make_folder", refuse)
         assert fetch(tiny_set, root).source == "already there"
@@ -95,11 +96,11 @@ def test_a_disk_that_refuses_ends_it_without_other_sources(tiny_set, server, tmp
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="A file is where a folder should be"):
         fetch(tiny_set, tmp_path / "file")
-    huge = dataclasses.replace(tiny_set.archives[0], unpacked_limit=10**18)
+    huge = dataclasses.replace(tiny_set.archives[0], unpacked_size=10**18)
     with pytest.raises(StorageError, match="MB are needed"):
         fetch(dataclasses.replace(tiny_set, archives=(huge,)), tmp_path / "root")
     assert server.requests == []
-    monkeypatch.setattr(fetching, "unpack_tar", refuse)
+    monkeypatch.setattr(fetching, "unpack", refuse)
     with pytest.raises(StorageError, match="Read-only file system"):
         fetch(dataclasses.replace(tiny_set, archives=tiny_set.archives * 2), tmp_path / "root")
     assert len(server.requests) == 1
@@ -132,7 +133,6 @@ def test_the_catalogue_is_complete():
     with pytest.raises(OptionError, match=r"called `cifar1O`. Did you mean `cifar10`"):
         find_data_set("cifar1O")
     assert list(DATA_SETS) == ["cifar10", "cifar100", "cifar10-c", "cifar100-c"]
-    assert all(facts.fingerprint for facts in DATA_SETS["cifar10"].splits.values())
     lengths = {"md5": 32, "sha256": 64}
     for data_set in DATA_SETS.values():
         sums = [archive.checksum for archive in data_set.archives]
@@ -167,21 +167,19 @@ def test_damaged_files_are_named(tiny_set, tmp_path):
     assert state_of(tiny_set, folder) == ("damaged", missing)
 
 
-SHUFFLED = np.random.default_rng(0).permutation(10)
-
-
 @pytest.mark.parametrize(
-    ("train", "test", "expected"),
+    ("train", "expected"),
     [
-        (5, SHUFFLED, ("partial", "5 of 10 training images; all test images, in another order")),
-        (10, SHUFFLED, ("partial", "all test images, in another order")),
-        (10, [0] * 10, ("damaged", "another checksum: test_batch.bin")),
+        (5, ("partial", r"^5 of 10 training images; another checksum: data_batch_1\.bin, .*test")),
+        (10, ("damaged", r"^another checksum: test_batch\.bin$")),
     ],
 )
-def test_other_images_under_the_same_names(train, test, expected, tiny_set, tmp_path, make_images):
-    splits = {"train": make_images(10)[:train], "test": make_images(10, seed=1).subset(test)}
+def test_other_images_under_the_same_names(train, expected, tiny_set, tmp_path, make_images):
+    splits = {"train": make_images(10)[:train], "test": make_images(10, seed=2)}
     write_cifar_binary(tmp_path, CIFAR10_BINARY, splits)
-    assert state_of(tiny_set, tmp_path) == expected
+    state, detail = state_of(tiny_set, tmp_path)
+    assert state == expected[0]
+    assert re.search(expected[1], detail)
 
 
 def test_the_states_of_cifar_c(tmp_path, digest):

@@ -186,6 +186,12 @@ def test_every_order_takes_the_same_images():
     assert np.bincount(MIXED[shuffled.rows]).tolist() == [7] * 10
 
 
+def test_the_last_ones_can_be_chosen():
+    choice = choose(MIXED, 70, order="stored", last=True)
+    assert choice.rows.tolist() == list(range(430, 500))
+    assert str(choice) == "the last 70 of 500 images, in stored order"
+
+
 def test_the_first_ones_are_a_view():
     images = Images(np.zeros((500, 2, 2, 1), np.uint8), MIXED, tuple("0123456789"))
     assert np.shares_memory(choose(MIXED, 70).of(images).images, images.images)

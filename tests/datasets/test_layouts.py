@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import doctest
-import struct
+import json
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from sklearn.datasets import load_digits
 
 import ttapca.datasets
@@ -19,17 +17,21 @@ from ttapca.cli.arguments import cache_root
 from ttapca.datasets import (
     inventory,
     load,
-    pictures,
+    read_cifar10_500,
     read_digits,
-    read_image_folder,
     read_npz,
     write_cifar_binary,
 )
 from ttapca.datasets.catalog import CIFAR10
-from ttapca.datasets.cifar import CIFAR10_BINARY, CIFAR100_BINARY, CIFAR100_CLASSES
-from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, ShapeError
+from ttapca.datasets.cifar import CIFAR10_BINARY, CIFAR10_CLASSES, CIFAR100_BINARY, CIFAR100_CLASSES
+from ttapca.datasets.layouts import SHIPPED_FOLDER
+from ttapca.errors import DataFormatError, DataNotFoundError, OptionError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+needs_cifar10 = pytest.mark.skipif(
+    not (cache_root() / CIFAR10.layouts[0].folder).is_dir(),
+    reason="CIFAR-10 is not in the cache; get it with: ttapca data get cifar10",
+)
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not on this machine")
 
 
@@ -115,80 +117,6 @@ def test_an_npz_comes_back(make_images, tmp_path):
     assert found.class_names == tuple("abcdef")
 
 
-def save(path, pixels):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path)
-
-
-def test_a_folder_of_pictures_comes_back(make_images, tmp_path):
-    images, folder = make_images(6, (5, 7, 3)), tmp_path / "train"
-    for row in range(6):
-        save(folder / ("dog" if row % 2 else "cat") / f"{row}.PNG", images.images[row])
-    (folder / "cat" / "notes.txt").write_text("no picture")
-    (folder / "empty").mkdir()
-    found = read_image_folder(folder)
-    assert found.class_names == ("cat", "dog")
-    assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    np.testing.assert_array_equal(found.images, images.images[[0, 2, 4, 1, 3, 5]])
-    assert load(folder).fingerprint() == found.fingerprint()
-    with pytest.raises(DataNotFoundError, match=r"test split must be in .* in `train` only"):
-        load(tmp_path)
-    save(tmp_path / "test" / "cat" / "a.png", images.images[1])
-    assert load(tmp_path, "train").fingerprint() == found.fingerprint()
-    np.testing.assert_array_equal(load(tmp_path, "test").images, images.images[1:2])
-
-
-def test_pictures_become_rgb_of_one_size(tmp_path):
-    save(tmp_path / "a" / "grey.png", np.full((4, 4), 9, np.uint8))
-    save(tmp_path / "a" / "wide.png", np.zeros((4, 8, 3), np.uint8))
-    with pytest.raises(ShapeError, match=r"grey.png has \(4, 4\) and .*wide.png has \(4, 8\)"):
-        read_image_folder(tmp_path)
-    assert load(tmp_path, size=(6, 5)).images.shape == (2, 6, 5, 3)
-    assert (read_image_folder(tmp_path, size=4).images[0] == 9).all()
-
-
-def png(width, height, *chunks):
-    """A PNG, chunk by chunk, that says what it likes about its size."""
-    start = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    content = b"\x89PNG\r\n\x1a\n"
-    for name, data in ((b"IHDR", start), *chunks, (b"IEND", b"")):
-        checksum = zlib.crc32(name + data)
-        content += struct.pack(">I", len(data)) + name + data + struct.pack(">I", checksum)
-    return content
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"no picture", "not a readable picture"),
-        (png(8000, 8000), "8,000 x 8,000 pixels, more than 50,000,000"),
-        (png(60_000, 60_000), "not a readable picture"),
-        (png(4, 4, (b"IDAT", zlib.compress(bytes(5)))), "not a readable picture"),
-        (png(4, 4, (b"zTXt", b"a\0\0" + zlib.compress(bytes(10**8)))), "not a readable picture"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n", "none of PNG, JPEG"),
-    ],
-    ids=["text", "large", "huge", "few-pixels", "text-bomb", "program"],
-)
-def test_a_hostile_picture_is_refused(content, message, tmp_path):
-    with pytest.raises(DataNotFoundError, match="a folder of pictures for each class"):
-        read_image_folder(tmp_path)
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "bad.png").write_bytes(content)
-    with pytest.raises(DataFormatError, match=rf"bad\.png.*{message}"):
-        read_image_folder(tmp_path)
-
-
-def test_more_pictures_than_memory_are_refused_by_name(tmp_path, monkeypatch):
-    save(tmp_path / "a" / "one.png", np.zeros((4, 4, 3), np.uint8))
-
-    def full(*_):
-        raise MemoryError
-
-    monkeypatch.setattr(pictures.np, "empty", full)
-    with pytest.raises(DataFormatError, match=f"{tmp_path} needs more memory than there is"):
-        read_image_folder(tmp_path)
-
-
 def test_digits_have_a_fixed_split_of_all_classes():
     train, test = load("digits", "train"), load("digits")
     assert (len(train), len(test)) == (1201, 596)
@@ -230,12 +158,38 @@ def test_cifar100_in_part_is_read_and_called_so(tmp_path):
     assert holding.detail.startswith("20,000 of 50,000 training images")
 
 
-@pytest.mark.skipif(
-    not (cache_root() / CIFAR10.layouts[0].folder).is_dir(),
-    reason="CIFAR-10 is not in the cache; get it with: ttapca data get cifar10",
-)
+@needs_cifar10
 def test_cifar10_is_the_published_one():
-    for split, facts in CIFAR10.splits.items():
+    fingerprints = {
+        "train": "67e12c2a5906880a4fe5595fe6d768185ad7ca587f35d3a7ece3c3b8b85035d2",
+        "test": "e54a434ec35094516eacbaac0f2f9550358d985e9d1f71b47d41d333c15ba304",
+    }
+    for split, count in CIFAR10.counts.items():
         images = load("cifar10", split, root=cache_root())
-        assert (len(images), images.fingerprint()) == (facts.count, facts.fingerprint)
-        assert images.channel_means() == pytest.approx(facts.channel_means, abs=1e-7)
+        assert (len(images), images.fingerprint()) == (count, fingerprints[split])
+
+
+def shipped_rows():
+    return json.loads((SHIPPED_FOLDER / "cifar10-500.json").read_text())["rows"]
+
+
+def test_the_shipped_images_are_the_first_fifty_of_each_class_without_loss():
+    images = load("cifar10-500")
+    assert (images.images.shape, images.class_names) == ((500, 32, 32, 3), CIFAR10_CLASSES)
+    assert np.bincount(images.labels).tolist() == [50] * 10
+    assert shipped_rows() == sorted(set(shipped_rows()))
+    assert images.fingerprint() in (SHIPPED_FOLDER / "cifar10-500.md").read_text()
+
+
+@needs_cifar10
+def test_the_shipped_images_are_those_of_cifar10():
+    images, test = load("cifar10-500"), load("cifar10", root=cache_root())
+    first = [row for row in range(630) if (test.labels[: row + 1] == test.labels[row]).sum() <= 50]
+    assert shipped_rows() == first
+    assert np.array_equal(images.images, test.images[first])
+    assert np.array_equal(images.labels, test.labels[first])
+
+
+def test_no_training_images_ship():
+    with pytest.raises(DataNotFoundError, match=r"has test images only.*--filter.*--data cifar10"):
+        read_cifar10_500("train")

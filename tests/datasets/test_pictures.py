@@ -1,14 +1,16 @@
 """Pictures of any size: what is cut out of them, and classes by the names of files."""
 
 import shutil
+import struct
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from ttapca.datasets import load, read_image_folder
+from ttapca.datasets import load, pictures, read_image_folder
 from ttapca.datasets.pictures import PictureSize
-from ttapca.errors import DataFormatError, DataNotFoundError, OptionError
+from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, ShapeError
 
 
 def save(path, pixels):
@@ -122,3 +124,72 @@ def test_grey_levels_above_255_are_refused(dtype, tmp_path):
     Image.fromarray(levels).save(tmp_path / "a" / "scan.tif")
     with pytest.raises(DataFormatError, match=r"scan.tif .* more than 8 bits .* convert it to 8"):
         load(tmp_path)
+
+
+def test_a_folder_of_pictures_comes_back(make_images, tmp_path):
+    images, folder = make_images(6, (5, 7, 3)), tmp_path / "train"
+    for row in range(6):
+        save(folder / ("dog" if row % 2 else "cat") / f"{row}.PNG", images.images[row])
+    (folder / "cat" / "notes.txt").write_text("no picture")
+    (folder / "empty").mkdir()
+    found = read_image_folder(folder)
+    assert found.class_names == ("cat", "dog")
+    assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    np.testing.assert_array_equal(found.images, images.images[[0, 2, 4, 1, 3, 5]])
+    assert load(folder).fingerprint() == found.fingerprint()
+    with pytest.raises(DataNotFoundError, match=r"test split must be in .* in `train` only"):
+        load(tmp_path)
+    save(tmp_path / "test" / "cat" / "a.png", images.images[1])
+    assert load(tmp_path, "train").fingerprint() == found.fingerprint()
+    np.testing.assert_array_equal(load(tmp_path, "test").images, images.images[1:2])
+
+
+def test_pictures_become_rgb_of_one_size(tmp_path):
+    save(tmp_path / "a" / "grey.png", np.full((4, 4), 9, np.uint8))
+    save(tmp_path / "a" / "wide.png", np.zeros((4, 8, 3), np.uint8))
+    with pytest.raises(ShapeError, match=r"grey.png has \(4, 4\) and .*wide.png has \(4, 8\)"):
+        read_image_folder(tmp_path)
+    assert load(tmp_path, size=(6, 5)).images.shape == (2, 6, 5, 3)
+    assert (read_image_folder(tmp_path, size=4).images[0] == 9).all()
+
+
+def png(width, height, *chunks):
+    """A PNG, chunk by chunk, that says what it likes about its size."""
+    start = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, data in ((b"IHDR", start), *chunks, (b"IEND", b"")):
+        checksum = zlib.crc32(name + data)
+        content += struct.pack(">I", len(data)) + name + data + struct.pack(">I", checksum)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no picture", "not a readable picture"),
+        (png(8000, 8000), "8,000 x 8,000 pixels, more than 50,000,000"),
+        (png(60_000, 60_000), "not a readable picture"),
+        (png(4, 4, (b"IDAT", zlib.compress(bytes(5)))), "not a readable picture"),
+        (png(4, 4, (b"zTXt", b"a\0\0" + zlib.compress(bytes(10**8)))), "not a readable picture"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n", "none of PNG, JPEG"),
+    ],
+    ids=["text", "large", "huge", "few-pixels", "text-bomb", "program"],
+)
+def test_a_hostile_picture_is_refused(content, message, tmp_path):
+    with pytest.raises(DataNotFoundError, match="a folder of pictures for each class"):
+        read_image_folder(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "bad.png").write_bytes(content)
+    with pytest.raises(DataFormatError, match=rf"bad\.png.*{message}"):
+        read_image_folder(tmp_path)
+
+
+def test_more_pictures_than_memory_are_refused_by_name(tmp_path, monkeypatch):
+    save(tmp_path / "a" / "one.png", np.zeros((4, 4, 3), np.uint8))
+
+    def full(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(pictures.np, "empty", full)
+    with pytest.raises(DataFormatError, match=f"{tmp_path} needs more memory than there is"):
+        read_image_folder(tmp_path)

@@ -312,7 +312,7 @@ def test_a_tar_file_that_breaks_off_is_not_a_shorter_one(tmp_path: Path) -> None
     content = write_tar(tmp_path / "whole.tar", members).read_bytes()
     size = 512 + -(-len(PNG) // 512) * 512
     for cut in (3 * size, 3 * size + 100, 3 * size + 512, 6 * size):
-        with pytest.raises(DataFormatError, match=r"no end|not a readable tar file"):
+        with pytest.raises(DataFormatError, match=r"no end|not a readable tar file|cut short"):
             open_shards(broken(tmp_path, "cut.tar", content[:cut]))
     noise = content[: 3 * size] + b"\x07" * 512 + content[3 * size + 512 :]
     with pytest.raises(DataFormatError, match="something follows that is no file"):

@@ -1,19 +1,14 @@
-"""The layouts of images that `ttapca.datasets` reads, and the archives that it unpacks."""
+"""The layouts of images and the shards that `ttapca.datasets` reads, and photographs of frost."""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import io
 import json
-import pickle
 import tarfile
-import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
-from unittest import mock
 
 import numpy as np
 from PIL import Image
@@ -21,7 +16,6 @@ from PIL import Image
 from fuzz.mutations import (
     ANY_FILE,
     Mutate,
-    MutateBytes,
     Target,
     in_some_file,
     in_zip_member,
@@ -29,16 +23,8 @@ from fuzz.mutations import (
     mutate_json,
 )
 from ttapca.corruptions import TEXTURE_FILES, load_textures
-from ttapca.datasets import Images, inventory, load, open_shards, packages, write_cifar_binary
-from ttapca.datasets.archives import unpack_tar
-from ttapca.datasets.cifar import (
-    CIFAR10_BINARY,
-    CIFAR10_PYTHON,
-    CIFAR100_BINARY,
-    CIFAR100_PYTHON,
-    CifarVersion,
-)
-from ttapca.support.progress import Silent
+from ttapca.datasets import Images, inventory, load, open_shards, write_cifar_binary
+from ttapca.datasets.cifar import CIFAR10_BINARY, CIFAR100_BINARY, CifarVersion
 
 COUNT = 5
 
@@ -73,49 +59,6 @@ def make_binary(version: CifarVersion, folder: Path) -> Path:
     path = inside(folder, version.folder)
     write_cifar_binary(path, version, {"test": images, "train": images})
     return path
-
-
-def make_python(version: CifarVersion, protocol: int, folder: Path) -> Path:
-    path = inside(folder, version.folder)
-    batch = {
-        "data": some_pixels(COUNT, 3072),
-        version.labels_key: list(range(COUNT)),
-        "batch_label": "testing batch 1 of 1",
-        "filenames": [f"{number}.png" for number in range(COUNT)],
-    }
-    names = {key: list(version.class_names) for key in ("label_names", "fine_label_names")}
-    (path / version.files["test"][0]).write_bytes(pickle.dumps(batch, protocol))
-    (path / version.names_file).write_bytes(pickle.dumps(names | {"num_vis": 3072}, protocol))
-    return path
-
-
-def make_python2(folder: Path) -> Path:
-    """Write bytes as Python 2 did, which has one type for text and pixels."""
-    pixels = some_pixels(COUNT, 3072).tobytes()
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87Rq\x03"
-        b"(K\x01K\x05M\x00\x0c\x86cnumpy\ndtype\nq\x04U\x02u1K\x00K\x01\x87Rq\x05"
-        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        b"\x89T" + len(pixels).to_bytes(4, "little") + pixels + b"tb"
-    )
-    labels = b"](K\x00K\x01K\x02K\x03K\x04e"
-    batch = b"\x80\x02}(U\x04dataq\x06" + array + b"U\x06labelsq\x07" + labels + b"u."
-    path = inside(folder, CIFAR10_PYTHON.folder)
-    (path / "test_batch").write_bytes(batch)
-    return path
-
-
-def damaged_pickle(content: bytes, random: Random) -> bytes:
-    """Exchange, repeat and add opcodes, and leave the pixels alone."""
-    opcodes = b"(.012)}]aberhjgqtupsl\x85\x86\x87\x88\x89\x8a\x93\x94NKMJIRX"
-    found = bytearray(content)
-    for _ in range(random.randint(1, 6)):
-        place = random.choice((random.randrange(400), max(0, len(found) - random.randint(1, 400))))
-        opcode = bytes([random.choice(opcodes)])
-        argument = random.choice((b"", b"\n", bytes(4), b"\xff" * 4, b"\x00\xca\x9a\x3b"))
-        size = random.choice((0, 1, 1, len(argument) + 1))
-        found[place : place + size] = (opcode + argument) * random.choice((1, 1, 1, 3, 500))
-    return bytes(found)
 
 
 # Arrays and pictures -----------------------------------------------------------------------------
@@ -155,7 +98,6 @@ def make_root(folder: Path) -> Path:
     path = inside(folder, "root")
     make_corrupted(path)
     make_binary(CIFAR100_BINARY, path)
-    make_python(CIFAR10_PYTHON, 2, path)
     return path
 
 
@@ -171,22 +113,7 @@ def make_pictures(folder: Path) -> Path:
     return folder / "pictures"
 
 
-# Archives and packages ---------------------------------------------------------------------------
-
-FILES = {"top/a.txt": b"hello" * 300, f"top/{100 * 'b'}": bytes(range(256)) * 4, "top/c": b""}
-
-
-def make_tar(name: str, form: int, folder: Path) -> Path:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=form) as tar:
-        for member, content in FILES.items():
-            entry = tarfile.TarInfo(member)
-            entry.size = len(content)
-            entry.pax_headers = {"comment": "x" * 50}
-            tar.addfile(entry, io.BytesIO(content))
-    packed = gzip.compress(buffer.getvalue(), mtime=0)
-    (folder / name).write_bytes(packed if name.endswith("gz") else buffer.getvalue())
-    return folder / name
+# Shards and photographs ---------------------------------------------------------------------------
 
 
 def make_shard(form: int, folder: Path) -> Path:
@@ -219,17 +146,6 @@ def read_shards(path: Path) -> None:
         (batch[0] if isinstance(batch, tuple) else batch).sum()
 
 
-def unpack(path: Path) -> None:
-    unpack_tar(path, inside(path.parent, "out"), limit=100_000, report=Silent())
-
-
-def in_gzip(mutate: MutateBytes) -> MutateBytes:
-    def damage(content: bytes, random: Random) -> bytes:
-        return gzip.compress(mutate(gzip.decompress(content), random), mtime=0)
-
-    return damage
-
-
 def tar_header(content: bytes, random: Random) -> bytes:
     """Change fields in one or two headers, and make their checksums right."""
     places = [at for at in range(0, len(content), 512) if content[at + 257 : at + 262] == b"ustar"]
@@ -245,24 +161,6 @@ def tar_header(content: bytes, random: Random) -> bytes:
     return bytes(found)
 
 
-PHOTOGRAPHS = {name: some_pixels(300).tobytes() + name.encode() for name in packages.PHOTOGRAPHS}
-SUMS = {
-    name: f"sha256:{hashlib.sha256(content).hexdigest()}" for name, content in PHOTOGRAPHS.items()
-}
-
-
-def make_wheel(folder: Path) -> Path:
-    with zipfile.ZipFile(folder / "package.whl", "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in PHOTOGRAPHS.items():
-            archive.writestr(zipfile.ZipInfo(packages.FROST_FOLDER + name), content)
-    return folder / "package.whl"
-
-
-def read_photographs(path: Path) -> None:
-    with mock.patch.dict(packages.PHOTOGRAPHS, SUMS):
-        packages.read_photographs(path)
-
-
 def make_textures(folder: Path) -> Path:
     path = inside(folder, "frost")
     for name in TEXTURE_FILES:
@@ -270,14 +168,6 @@ def make_textures(folder: Path) -> Path:
     return path
 
 
-def make_npm(folder: Path) -> Path:
-    path = inside(folder, "package")
-    Image.fromarray(some_pixels(COUNT, 1024, 3)).save(path / packages.MOSAICS["test"][0])
-    (path / packages.LABEL_FILES["test"]).write_text(json.dumps(list(range(COUNT))))
-    return path
-
-
-PICKLES: tuple[Mutate, ...] = (*ANY_FILE, *(in_some_file(damaged_pickle),) * 6)
 JSON: tuple[Mutate, ...] = (*ANY_FILE, *(in_some_file(mutate_json, "*.json"),) * 3)
 ARRAYS: tuple[Mutate, ...] = (*JSON, *(in_some_file(lying_header, "*.npy"),) * 3)
 ZIPS: tuple[Mutate, ...] = (*ANY_FILE, *(in_some_file(in_zip_member(mutate_bytes)),) * 3)
@@ -285,7 +175,6 @@ NPZ: tuple[Mutate, ...] = (*ZIPS, *(in_some_file(in_zip_member(lying_header)),) 
 SHARDS = (*ANY_FILE, *(in_some_file(lying_header, "*.npy"),) * 3)
 SHARDS += (in_some_file(in_zip_member(lying_header), "*.npz"),) * 3
 TARS = (*ANY_FILE, *(in_some_file(tar_header),) * 3)
-GZIPS = (*ANY_FILE, *map(in_some_file, map(in_gzip, (mutate_bytes, tar_header, tar_header))))
 
 
 def read(path: Path) -> None:
@@ -295,11 +184,6 @@ def read(path: Path) -> None:
 TARGETS = [
     Target("cifar10-binary", partial(make_binary, CIFAR10_BINARY), read_train_and_test),
     Target("cifar100-binary", partial(make_binary, CIFAR100_BINARY), read_train_and_test),
-    Target("cifar10-of-python-2", make_python2, read, PICKLES),
-    Target("cifar100-python-0", partial(make_python, CIFAR100_PYTHON, 0), read, PICKLES),
-    Target("cifar100-python-2", partial(make_python, CIFAR100_PYTHON, 2), read, PICKLES),
-    Target("cifar10-python-4", partial(make_python, CIFAR10_PYTHON, 4), read, PICKLES),
-    Target("cifar100-python-5", partial(make_python, CIFAR100_PYTHON, 5), read, PICKLES),
     Target("npz", partial(make_npz, np.savez), read, NPZ),
     Target("npz-compressed", partial(make_npz, np.savez_compressed), read, NPZ),
     Target(
@@ -311,12 +195,8 @@ TARGETS = [
     Target("inventory", make_root, lambda path: inventory(path), ARRAYS),
     Target("pictures", make_pictures, lambda path: use(load(path, size=8))),
     Target("pictures-of-one-size", make_pictures, read),
-    Target("tar", partial(make_tar, "a.tar", tarfile.PAX_FORMAT), unpack, TARS),
-    Target("tar-gnu", partial(make_tar, "gnu.tar.gz", tarfile.GNU_FORMAT), unpack, GZIPS),
     Target("shard-tar", partial(make_shard, tarfile.PAX_FORMAT), read_shards, TARS),
     Target("shard-tar-gnu", partial(make_shard, tarfile.GNU_FORMAT), read_shards, TARS),
     Target("shards", make_shards, read_shards, SHARDS),
-    Target("frost-wheel", make_wheel, read_photographs, ZIPS),
     Target("textures", make_textures, load_textures),
-    Target("npm", make_npm, lambda path: packages.decode_split(path, "test"), JSON),
 ]

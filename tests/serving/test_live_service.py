@@ -17,7 +17,7 @@ import ttapca
 from browsing import PATIENCE, needs_chromium
 from serving.clients import SECRETS, token
 from serving.servers import Running
-from ttapca.corruptions.small_images import corrupt_any_size
+from ttapca.corruptions.apply import corrupt_any_size
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.serving import StreamPool
 from ttapca.serving.feeding import Feeder, Pace, StreamPlan, parse_schedule

@@ -20,7 +20,7 @@ from ttapca.benchmark.cells import CHANGE_EVERY, CLEAN, Claim, Setting
 from ttapca.benchmark.image_shelf import ImageShelf
 from ttapca.benchmark.network_source import fingerprint
 from ttapca.corruptions import CIFAR_C, default_table, load_textures
-from ttapca.corruptions.small_images import corrupt_any_size, needs_photographs
+from ttapca.corruptions.apply import corrupt_any_size, needs_photographs
 from ttapca.datasets import Choice, Images, Split, choose, load, read_cifar_c
 from ttapca.errors import DataFormatError, EngineError, NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from importlib.resources import files
 
 from ttapca.datasets.catalog import DATA_SETS
-from ttapca.datasets.layouts import DIGITS
-from ttapca.datasets.packages import FROST
-from ttapca.datasets.shipped import CIFAR10_500
+from ttapca.datasets.layouts import CIFAR10_500, DIGITS
+from ttapca.datasets.sources import FROST
 
 GROUPS = ("standard", "extra", "all", "clean")
 

@@ -25,8 +25,8 @@ from ttapca.datasets import (
     has_frost,
     inventory,
 )
-from ttapca.datasets.packages import FROST_PACKAGE
-from ttapca.datasets.shipped import shipped_size
+from ttapca.datasets.layouts import shipped_size
+from ttapca.datasets.sources import FROST_PACKAGE
 
 STATE_COLOURS = {"verified": "green", "partial": "yellow", "generated": "cyan", "damaged": "red"}
 

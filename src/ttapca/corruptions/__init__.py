@@ -1,17 +1,15 @@
 """The nineteen corruptions of CIFAR-C and ImageNet-C, at five severities, with a seed.
 
 - `noise`, `blur`, `weather` and `digital`, the four groups of the paper, hold functions of images,
-  random numbers and parameters; `pixels` holds what they share, the random numbers included,
-  and `zooming` how images are enlarged;
+  random numbers and parameters; `pixels` holds random numbers, smoothing and enlarging for all;
 - `catalogue` lists them and reads the strength of each from a table, `cifar_c.toml` or
   `imagenet_c.toml`;
-- `apply` corrupts images and draws a contact sheet; `small_images` does it for small and grey
-  ones too; `writing` writes whole data sets.
+- `apply` corrupts images and draws a contact sheet; `writing` writes whole data sets.
 
 Nothing here prints, reads the environment or knows of adaptation.
 """
 
-from ttapca.corruptions.apply import SMALLEST_SIDE, check_images, corrupt
+from ttapca.corruptions.apply import SMALLEST_SIDE, check_images, corrupt, corrupt_any_size
 from ttapca.corruptions.catalogue import (
     CIFAR_C,
     CORRUPTIONS,
@@ -44,6 +42,7 @@ __all__ = [
     "SeverityTable",
     "check_images",
     "corrupt",
+    "corrupt_any_size",
     "default_table",
     "find",
     "load_table",

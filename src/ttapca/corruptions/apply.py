@@ -1,8 +1,9 @@
-"""Corrupt images, and draw a contact sheet of what each corruption does to one image."""
+"""Corrupt images of any size, and draw a contact sheet: one image under many corruptions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ttapca._checks import Whole, check_option
 from ttapca.corruptions.catalogue import (
+    CIFAR_C,
     SEVERITIES,
     STANDARD,
     TEXTURE_SCALE,
@@ -21,10 +23,17 @@ from ttapca.corruptions.catalogue import (
     load_table,
 )
 from ttapca.corruptions.pixels import CHANNELS, Pixels, stream_key, uniforms
-from ttapca.corruptions.weather import choose_textures, load_textures
+from ttapca.corruptions.weather import (
+    SHRUNK_BY,
+    TEXTURE_FILES,
+    choose_textures,
+    load_textures,
+    textures_ship,
+)
 from ttapca.errors import OptionError, PixelTypeError, ShapeError
 
 SMALLEST_SIDE = 32
+_TEXTURE_SIDE = 256  # pixels of a drawn frost texture
 _VALUES_PER_PIECE = 512 * 32 * 32 * CHANNELS  # measured: nearly the fastest, in less than 200 MB
 
 # The contact sheet, in pixels.
@@ -61,8 +70,8 @@ def corrupt(
         table: The severities: the name of a table (`cifar-c` or `imagenet-c`), the path of one, or
             one that was loaded. By default `imagenet-c` for images whose shorter side has 96 pixels
             or more, and `cifar-c` for smaller ones.
-        textures: For frost: the folder of its photographs, or what `load_textures` returned. Images
-            as small as CIFAR's need none: what they take of the photographs ships with the package.
+        textures: For frost: the folder of its photographs, or the result of `load_textures`. Images
+            as small as CIFAR's need none: small copies of the photographs ship with the package.
 
     Raises:
         PixelTypeError: The images are not uint8.
@@ -158,6 +167,89 @@ def _indices(
     if count and (given.dtype.kind not in "iu" or given.min() < 0):
         raise OptionError("`indices` must be whole numbers from 0 on; found others.")
     return given.astype(np.int64)
+
+
+def corrupt_any_size(
+    images: Pixels,
+    corruption: str,
+    severity: int,
+    seed: int = 0,
+    *,
+    indices: Sequence[int] | NDArray[np.int64] | None = None,
+    textures: Path | None = None,
+) -> Pixels:
+    """Return corrupted images of the same shape, as `corrupt` does, also of small or grey images.
+
+    The corruptions are made for photographs: they take colour images of at least 32 by 32 pixels.
+    So images that are smaller, or grey, are mirrored at their edges until they are large enough,
+    corrupted, and cut out again: noise and blur are as strong, pixel for pixel, as on CIFAR. Their
+    frost is drawn: they belong to no published benchmark that a download could reproduce.
+
+    Args:
+        images: Grey levels, uint8, (n, height, width, 3) or (n, height, width, 1).
+        corruption: One of `CORRUPTIONS`.
+        severity: From 1 to 5.
+        seed: From 0 on.
+        indices: The index of each image in its data set, which its random numbers depend on; by
+            default they are counted from 0.
+        textures: For frost on images larger than CIFAR's: the folder of its photographs.
+
+    Example:
+        >>> digits = np.full((2, 8, 8, 1), 100, np.uint8)
+        >>> corrupt_any_size(digits, "brightness", 3)[1, 0, 0].tolist()
+        [138]
+    """
+    if not needs_photographs(images, corruption):
+        textures = None
+    if not _is_small(images):
+        return corrupt(images, corruption, severity, seed, indices=indices, textures=textures)
+    height, width, channels = images.shape[1:]
+    above, left = (max(0, SMALLEST_SIDE - side + 1) // 2 for side in (height, width))
+    large = np.pad(images, [(0, 0), (above, above), (left, left), (0, 0)], mode="symmetric")
+    if channels == 1:
+        large = np.repeat(large, CHANNELS, axis=3)
+    frost = _drawn_textures()
+    spoilt = corrupt(large, corruption, severity, seed, indices=indices, textures=frost)
+    middle = spoilt[:, above : above + height, left : left + width]
+    return np.ascontiguousarray(middle[..., 1:2] if channels == 1 else middle)
+
+
+def needs_photographs(images: Pixels, corruption: str) -> bool:
+    """Return whether a corruption of these images takes photographs of frost that do not ship.
+
+    Example:
+        >>> needs_photographs(np.zeros((1, 8, 8, 1), np.uint8), "frost")
+        False
+    """
+    height, width = images.shape[1:3]
+    ship = default_table(height, width) == CIFAR_C and textures_ship(height, width, SHRUNK_BY)
+    return find(corruption).needs_textures and not _is_small(images) and not ship
+
+
+def _is_small(images: Pixels) -> bool:
+    """Return whether images are too small for the corruptions, or grey."""
+    height, width, channels = images.shape[1:]
+    return bool(min(height, width) < SMALLEST_SIDE or channels == 1)
+
+
+@cache
+def _drawn_textures() -> tuple[Pixels, ...]:
+    return tuple(
+        _drawn_frost(np.random.default_rng(number)) for number in range(len(TEXTURE_FILES))
+    )
+
+
+def _drawn_frost(random: np.random.Generator) -> Pixels:
+    """Draw a pale texture with the spectrum of clouds and the bright ridges of ice."""
+    frequency = np.hypot(
+        np.fft.fftfreq(_TEXTURE_SIDE)[:, None], np.fft.rfftfreq(_TEXTURE_SIDE)[None]
+    )
+    amplitude = 1 / np.maximum(frequency, 1 / _TEXTURE_SIDE) ** 1.5
+    noise = np.fft.rfft2(random.standard_normal((_TEXTURE_SIDE, _TEXTURE_SIDE))) * amplitude
+    cloud = np.fft.irfft2(noise, s=(_TEXTURE_SIDE, _TEXTURE_SIDE))
+    ridges = np.exp(-np.abs(cloud) / cloud.std())  # 1 where the cloud changes sign
+    grey: Pixels = np.rint(60 + 195 * ridges).astype(np.uint8)
+    return np.repeat(grey[..., None], CHANNELS, axis=2)
 
 
 def contact_sheet(

@@ -16,10 +16,10 @@ from ttapca.corruptions.pixels import (
     gaussian_kernel,
     integers,
     smooth,
+    sum_of_zooms,
     to_pixels,
     unit,
 )
-from ttapca.corruptions.zooming import sum_of_zooms
 
 
 def gaussian_blur(images: Pixels, _numbers: Numbers, *, deviation: float) -> Pixels:
@@ -30,9 +30,9 @@ def gaussian_blur(images: Pixels, _numbers: Numbers, *, deviation: float) -> Pix
 def disk_kernel(radius: float, softness: float) -> NDArray[np.float32]:
     """Return a disk whose rim is softened by a Gaussian of deviation `softness`.
 
-    The published kernels have 17 by 17 pixels, or as many as the disk if that is larger. Where the
-    softened rim would leave them, it is mirrored back. Smaller disks are cut to what is not 0,
-    which is quicker and changes nothing.
+    The published kernels have 17 by 17 pixels, or as many as the disk if that is larger. If the
+    softened rim would leave them, it is mirrored back. Smaller disks are cut to the part that is
+    not 0, which is quicker and changes nothing.
     """
     rim, largest = (1, 8) if radius <= 8 else (2, int(radius))
     reach, outside = int(radius) + rim, cv2.BORDER_CONSTANT
@@ -155,7 +155,7 @@ def _sources(
     movers = pixels[moving.reshape(-1)]
     sources = pixels.copy()
     sources[movers] += (down * width + right).reshape(-1)
-    changed = moving.reshape(-1) & (sources > pixels)  # takes what was a new value by then
+    changed = moving.reshape(-1) & (sources > pixels)  # takes a value that was new by then
     changed &= moving.reshape(-1)[sources]
     followed = np.flatnonzero(changed)
     while followed.size:

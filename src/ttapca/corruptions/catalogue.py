@@ -1,8 +1,8 @@
 """List the corruptions, and read how strong each is at each of the five severities.
 
-The strengths are in TOML files. `cifar_c.toml` in this folder holds those of CIFAR-10-C and
-CIFAR-100-C, `imagenet_c.toml` those of ImageNet-C; for another benchmark, write another file with
-the same sections and names.
+The strengths are in TOML files. `cifar_c.toml` in this folder has the strengths of CIFAR-10-C
+and CIFAR-100-C, `imagenet_c.toml` the ones of ImageNet-C; for another benchmark, write another
+file with the same sections and names.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class SeverityTable:
     """The parameters of every corruption at every severity.
 
     Attributes:
-        name: What the file calls itself.
+        name: The `name` in the file.
         digest: SHA-256 of the file, to tell whether two runs used the same numbers.
         sections: By corruption, then by parameter: five values, or one for all severities.
 
@@ -265,8 +265,8 @@ def _read_table(path: Path, changed: int) -> SeverityTable:
     return SeverityTable(name, hashlib.sha256(content).hexdigest(), MappingProxyType(sections))
 
 
-# What each parameter may be. Within these limits, far beyond any benchmark's, corrupting an image
-# takes no time to speak of. An unknown name is refused where the table is used.
+# The limits of each parameter. Within these limits, far beyond any benchmark's, corrupting an image
+# takes no time to speak of. An unknown name is refused when the table is used.
 _WIDTH = Number(0, 100)
 _SHARE = Number(-100, 100)
 _FRACTION = Number(0, 10)  # of the image's side
@@ -308,7 +308,7 @@ _SECTIONS = Record(
 
 
 def _typed(corruption: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Turn whole numbers into floats where a parameter is real: 2 times a uint8 may overflow."""
+    """Turn whole numbers into floats if a parameter is real: 2 times a uint8 may overflow."""
     typed = dict(values)
     for name, value in values.items():
         if isinstance(_LIMITS_OF.get(corruption, _LIMITS).get(name), Number):

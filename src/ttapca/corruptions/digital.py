@@ -1,4 +1,4 @@
-"""Digital: what cameras, software and file formats do to an image.
+"""Digital: changes by cameras, software and file formats.
 
 Each corruption takes images, their random numbers from (0, 1) and its parameters by name.
 """
@@ -25,7 +25,9 @@ from ttapca.corruptions.pixels import (
 )
 
 _CORNERS = 3  # an affine map is given by where it takes three points
-_ELASTIC_TRUNCATE = 3.0  # deviations that the displacement's kernel reaches; elsewhere it is four
+_ELASTIC_TRUNCATE = (
+    3.0  # deviations that the displacement's kernel reaches; other kernels reach four
+)
 
 
 def brightness(images: Pixels, _numbers: Numbers, *, amount: float) -> Pixels:

@@ -8,14 +8,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import special
 
-from ttapca.corruptions.pixels import (
-    WHITE,
-    Numbers,
-    Pixels,
-    normals,
-    to_pixels,
-    unit,
-)
+from ttapca.corruptions.pixels import WHITE, Numbers, Pixels, normals, to_pixels, unit
 
 _PARTS = 256  # of (0, 1), in the coarse table of shot noise
 

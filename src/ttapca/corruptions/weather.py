@@ -24,10 +24,10 @@ from ttapca.corruptions.pixels import (
     integers,
     normals,
     smooth,
+    sum_of_zooms,
     to_pixels,
     unit,
 )
-from ttapca.corruptions.zooming import sum_of_zooms
 from ttapca.errors import DataFormatError, DataNotFoundError
 from ttapca.support.parsing import read_bounded
 
@@ -79,7 +79,7 @@ TEXTURE_FILES = (
     *("frost1.png", "frost2.png", "frost3.png"),
     *("frost4.jpg", "frost5.jpg", "frost6.jpg"),
 )
-# The photographs that ship: those files at a fifth of their size, as CIFAR-C takes them.
+# The photographs that ship: these files at a fifth of their size, as CIFAR-C takes them.
 SHRUNK_FOLDER = Path(__file__).with_name("frost")
 SHRUNK_BY = 0.2
 SHRUNK_SIDES = (63, 97)  # height and width that the smallest of them has
@@ -122,10 +122,10 @@ def choose_textures(
 ) -> tuple[tuple[Pixels, ...], float]:
     """Return the photographs for images of a size, and by how much they are still to be shrunk.
 
-    Without photographs of the caller's, images as small as CIFAR's get those that ship.
+    If none are given, images as small as CIFAR's get the photographs that ship.
 
     Raises:
-        DataNotFoundError: None were given, and the images are too large for those that ship.
+        DataNotFoundError: None were given, and the images are too large for the ones that ship.
         DataFormatError: A photograph cannot be read.
     """
     if isinstance(given, tuple):
@@ -136,7 +136,7 @@ def choose_textures(
 
 
 def textures_ship(height: int, width: int, scale: float) -> bool:
-    """Return whether the photographs that ship are what frost would make of the original ones."""
+    """Return whether frost would shrink the original photographs to the ones that ship."""
     return scale == SHRUNK_BY and height < SHRUNK_SIDES[0] and width < SHRUNK_SIDES[1]
 
 
@@ -262,7 +262,7 @@ def spatter(
     strength: float,
     liquid: Literal["water", "mud"],
 ) -> Pixels:
-    """Put drops on the lens where smoothed noise exceeds a threshold.
+    """Put drops on the lens at the pixels whose smoothed noise exceeds a threshold.
 
     Water brightens the image, mud covers it. `strength` is the opacity of water, or the deviation
     of the blur of mud's edge.

@@ -1,7 +1,7 @@
 """Write a corrupted data set in the layout of CIFAR-10-C and CIFAR-100-C.
 
 Each corruption has one `.npy` file: uint8, with the images of all severities one after another.
-`labels.npy` repeats the labels as often, in uint8, or in uint16 where one is above 255.
+`labels.npy` repeats the labels as often, in uint8, or in uint16 if one is above 255.
 `corruptions.json` records what the files were made from, so that two runs never mix in a folder. A
 file is written under a hidden name and renamed when it is whole, so a run that was killed goes on
 with the files that are missing.
@@ -12,24 +12,18 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
-import signal
-import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import cv2
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from ttapca import __version__
 from ttapca._checks import ListOf, Record, Text, Whole, conform, shown
@@ -39,20 +33,19 @@ from ttapca.corruptions.catalogue import (
     SEVERITIES,
     SeverityTable,
     default_table,
-    find,
     load_table,
 )
 from ttapca.corruptions.pixels import Pixels
+from ttapca.engines import Lost, engine_of
 from ttapca.errors import DataFormatError, OptionError, ShapeError, StorageError, TtapcaError
 from ttapca.support.disk import STAGING_MARK, flush, locked, make_folder, replace_file, writing
 from ttapca.support.parsing import parse_json, read_bounded
-from ttapca.support.process import interrupts_held
 
 LABELS = "labels.npy"
 MANIFEST = "corruptions.json"
 _PIXELS_PER_TASK = 1000 * 32 * 32  # about a third of a second: often enough to show progress
 _LARGEST_LABEL = 2**16 - 1
-_TASKS_PER_PROCESS = 2  # one that is being done, and the next
+_HEADER_BYTES = 128  # that numpy writes before an array of images or labels
 _MANIFEST_RULE = Record(
     {
         "images": Whole(0),
@@ -71,13 +64,20 @@ FileProgress = Callable[[str, int, int], None]
 
 
 class _Task(NamedTuple):
-    """Images `first` to `last` - 1 at one severity, which go to `row` of a corruption's file."""
+    """A few images to corrupt, and their place in a file."""
 
     corruption: str
-    severity: int
-    row: int
-    first: int
-    last: int
+    images: int  # how many
+    make: Callable[[], Pixels]
+    file: Path
+    offset: int  # bytes
+
+    def run(self) -> None:
+        """Corrupt the images, and write them to their place."""
+        content = self.make().tobytes()
+        with self.file.open("r+b") as file:
+            file.seek(self.offset)
+            file.write(content)
 
 
 @dataclass(frozen=True, eq=False)  # == has no single answer for arrays
@@ -143,7 +143,7 @@ class Export:
         return needed if whole else needed + _npy_size(self.shape[:1], labels)
 
     def bytes_free(self) -> int:
-        """Return how much disk is free, counting what unfinished files of a killed run take."""
+        """Return how much disk is free, counting the unfinished files of a killed run."""
         existing = next(each for each in (self.to, *self.to.absolute().parents) if each.exists())
         left = sum(each.stat().st_size for each in _unfinished(self.to))
         return shutil.disk_usage(existing).free + left
@@ -171,13 +171,11 @@ class Export:
                 f"The layout stores labels from 0 to {_LARGEST_LABEL:,}; found "
                 f"{self.labels.min()} to {self.labels.max()}."
             )
+        none, missing = self.images[:0], self.missing()
         for name in self.corruptions:  # an empty batch goes through every check of `corrupt`
+            textures = self.textures if name in missing else ()
             for severity in self.severities:
-                corrupt(self.images[:0], name, severity, self.seed, table=self.table, textures=())
-        for name in self.missing():
-            if find(name).needs_textures:
-                none, at = self.images[:0], self.severities[0]
-                corrupt(none, name, at, table=self.table, textures=self.textures)
+                corrupt(none, name, severity, self.seed, table=self.table, textures=textures)
         if self.to.is_dir():
             check_manifest(self.to, self.manifest())
 
@@ -230,45 +228,51 @@ class Export:
             replace_file(self.to / MANIFEST, manifest.encode())
         labels = np.tile(self.stored_labels, len(self.severities))
         if not _whole(self.to / LABELS, labels.shape, labels.dtype):
-            header = _npy_header(labels.shape, labels.dtype)
-            replace_file(self.to / LABELS, header + labels.tobytes())
+            content = BytesIO()
+            np.save(content, labels)
+            replace_file(self.to / LABELS, content.getvalue())
         done = dict.fromkeys(self.missing(), 0)
+        engine = engine_of(f"joblib:{jobs}" if jobs > 1 else None)
         # Closed at once when something goes wrong, so that no process goes on writing.
-        with closing(completed(self._do, self._tasks(tuple(done)), jobs)) as tasks:
-            for task in tasks:
-                done[task.corruption] += task.last - task.first
-                if done[task.corruption] == self.shape[0]:
-                    path = self.path(task.corruption)
+        with closing(engine.run(self._tasks(tuple(done)), _Task.run)) as endings:
+            for ending in endings:
+                if isinstance(ending, Lost):
+                    raise TtapcaError(
+                        f"Every process must live until its work is done; {ending.reason}. "
+                        "Finished files are kept: run the same command again, with fewer jobs if "
+                        "it happens again."
+                    )
+                name = ending.task.corruption
+                done[name] += ending.task.images
+                if done[name] == self.shape[0]:
+                    path = self.path(name)
                     flush(_staging(path))
                     _staging(path).replace(path)
                     flush(self.to)
-                progress(task.corruption, done[task.corruption], self.shape[0])
+                progress(name, done[name], self.shape[0])
 
     def _tasks(self, names: Sequence[str]) -> Iterator[_Task]:
         """Yield the tasks in order; each file is started just before its first task."""
         count, (height, width) = len(self.images), self.images.shape[1:3]
         each = max(1, _PIXELS_PER_TASK // (height * width))
         for name in names:
-            _reserve(_staging(self.path(name)), self.shape)
-            for block, severity in enumerate(self.severities):
+            file = _staging(self.path(name))
+            offset = _reserve(file, self.shape)
+            for severity in self.severities:
                 for first in range(0, count, each):
-                    last = min(first + each, count)
-                    yield _Task(name, severity, block * count + first, first, last)
-
-    def _do(self, task: _Task) -> None:
-        """Do a task, in any process."""
-        made = corrupt(
-            self.images[task.first : task.last],
-            task.corruption,
-            task.severity,
-            self.seed,
-            start=task.first,
-            table=self.table,
-            textures=self.textures,
-        )
-        with _staging(self.path(task.corruption)).open("r+b") as file:
-            file.seek(len(_npy_header(self.shape)) + task.row * int(np.prod(self.shape[1:])))
-            file.write(made.tobytes())
+                    images = self.images[first : first + each]
+                    make = partial(
+                        corrupt,
+                        images,
+                        name,
+                        severity,
+                        self.seed,
+                        start=first,
+                        table=self.table,
+                        textures=self.textures,
+                    )
+                    yield _Task(name, len(images), make, file, offset)
+                    offset += images.nbytes
 
 
 def check_manifest(folder: Path, now: dict[str, Any]) -> None:
@@ -309,104 +313,33 @@ def _unfinished(folder: Path) -> list[Path]:
 
 def _remove_unfinished(folder: Path) -> None:
     for path in _unfinished(folder):
-        path.unlink(missing_ok=True)
+        path.unlink()
 
 
-_PIXEL = np.dtype(np.uint8)
+def _npy_size(shape: tuple[int, ...], dtype: DTypeLike = np.uint8) -> int:
+    return _HEADER_BYTES + int(np.prod(shape)) * np.dtype(dtype).itemsize
 
 
-def _npy_header(shape: tuple[int, ...], dtype: np.dtype[Any] = _PIXEL) -> bytes:
-    buffer = BytesIO()
-    description = {"descr": dtype.str, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(buffer, description)
-    return buffer.getvalue()
-
-
-def _npy_size(shape: tuple[int, ...], dtype: np.dtype[Any] = _PIXEL) -> int:
-    return len(_npy_header(shape, dtype)) + int(np.prod(shape)) * dtype.itemsize
-
-
-def _whole(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any] = _PIXEL) -> bool:
+def _whole(path: Path, shape: tuple[int, ...], dtype: DTypeLike = np.uint8) -> bool:
     """Tell whether an `.npy` file has this shape and type, and every byte of it."""
-    header = _npy_header(shape, dtype)
-    if not path.is_file() or path.stat().st_size != _npy_size(shape, dtype):
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, EOFError, ValueError):  # not there, empty, or cut short
         return False
-    with path.open("rb") as file:
-        return file.read(len(header)) == header
+    return bool(found.shape == shape and found.dtype == dtype)
 
 
-def _reserve(path: Path, shape: tuple[int, ...]) -> None:
-    """Start an `.npy` file and reserve its space, so that a full disk shows before the work."""
-    with path.open("wb") as file:
-        file.write(_npy_header(shape))
-        file.flush()
-        file.truncate(_npy_size(shape))
-        if hasattr(os, "posix_fallocate"):  # not on every system
+def _reserve(path: Path, shape: tuple[int, ...]) -> int:
+    """Start an `.npy` file and reserve its space, so that a full disk shows before the work.
+
+    Return the place of the first image.
+    """
+    offset: int = np.lib.format.open_memmap(path, "w+", np.uint8, shape).offset
+    if hasattr(os, "posix_fallocate"):  # not on every system
+        with path.open("r+b") as file:
             try:
                 os.posix_fallocate(file.fileno(), 0, _npy_size(shape))
             except OSError as error:
                 if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # nor every file system
                     raise
-
-
-# Processes that share the work --------------------------------------------------------------------
-
-T = TypeVar("T")
-
-_work: Callable[[Any], None] | None = None  # set once in each worker process, when it starts
-
-
-def completed(work: Callable[[T], None], tasks: Iterable[T], jobs: int) -> Generator[T, None, None]:
-    """Do tasks in `jobs` processes and yield each when it is done, in the order in which they end.
-
-    `work` is sent to each process once. Tasks are taken only as fast as they are done.
-    """
-    if jobs == 1:
-        for task in tasks:
-            work(task)
-            yield task
-        return
-    pool = ProcessPoolExecutor(
-        jobs, multiprocessing.get_context("spawn"), initializer=_start, initargs=(work,)
-    )
-    running: dict[Future[None], T] = {}
-    remaining = iter(tasks)
-    try:
-        while True:
-            with interrupts_held():
-                for task in islice(remaining, _TASKS_PER_PROCESS * jobs - len(running)):
-                    running[pool.submit(_do_task, task)] = task
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                future.result()
-                yield running.pop(future)
-    except BrokenProcessPool as error:
-        raise TtapcaError(
-            "Every process must live until its work is done; one was killed, perhaps for lack of "
-            "memory. Finished files are kept: run the same command again, with fewer jobs if it "
-            "happens again."
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _start(work: Callable[[Any], None]) -> None:
-    global _work
-    _work = work
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    cv2.setNumThreads(1)  # the processes share the cores already
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: Any) -> None:
-    """End this process when its parent was killed; it would wait for work for ever."""
-    parent.join()
-    os._exit(1)
-
-
-def _do_task(task: Any) -> None:
-    if _work is not None:
-        _work(task)
+    return offset

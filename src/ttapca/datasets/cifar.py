@@ -1,16 +1,19 @@
-"""CIFAR-10 and CIFAR-100 in the official binary version, and the CIFAR-C layout.
+"""CIFAR-10 and CIFAR-100 in the official binary and python versions, and the CIFAR-C layout.
 
 A binary file is a row of records of one size: the label in one byte (CIFAR-100: the coarse label,
 then the fine one), then 3,072 bytes of pixels: the red, the green and the blue plane, 32 rows of 32
-each. The python version has the same planes (`cifar_python`).
+each. The files of the python version, which torchvision uses as well, are pickled dicts with the
+same planes in `data`, of shape (n, 3072), and with `labels` or `fine_labels`.
 
 CIFAR-C has an `.npy` for each corruption, with a block of images for each severity, and
 `labels.npy`. The official sets hold five blocks of 10,000 images. A generated set may hold fewer
-images or severities; its `corruptions.json`, which `ttapca corrupt` writes, says which.
+images or severities; its `corruptions.json`, which `ttapca corrupt` writes, lists them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,24 +28,19 @@ from ttapca.datasets.reading import (
     MAX_CLASSES,
     Split,
     check_split,
+    known_checksums,
     make_images,
     map_npy,
     read_json,
     reading,
 )
-from ttapca.errors import (
-    DataFormatError,
-    DataNotFoundError,
-    OptionError,
-    ShapeError,
-    did_you_mean,
-)
+from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, ShapeError, did_you_mean
 from ttapca.support.parsing import read_bounded
 
 SIDE = 32
 CHANNELS = 3
+MAX_PICKLE_BYTES = 200_000_000  # the largest official file has 155 MB
 PIXEL_BYTES = SIDE * SIDE * CHANNELS
-SHOWN = 20  # entries that an error lists, and characters of each
 
 CIFAR10_CLASSES = tuple(
     "airplane automobile bird cat deer dog frog horse ship truck".split()  # noqa: SIM905
@@ -81,8 +79,8 @@ class CifarVersion:
 
     folder: str  # its official name
     files: Mapping[Split, tuple[str, ...]]  # of each split, in order
-    names_file: str
-    class_names: tuple[str, ...]  # the official ones, used if the names file is missing
+    class_names: tuple[str, ...]  # the official ones
+    names_file: str = ""  # binary version: its class names come before the official ones
     label_bytes: int = 0  # binary version: bytes before the pixels; the last one is the label
     labels_key: str = ""  # python version: the entry of a data file that holds the labels
 
@@ -95,28 +93,26 @@ _PARTS = tuple(f"data_batch_{number}" for number in range(1, 6))
 CIFAR10_BINARY = CifarVersion(
     "cifar-10-batches-bin",
     {"train": tuple(f"{name}.bin" for name in _PARTS), "test": ("test_batch.bin",)},
-    "batches.meta.txt",
     CIFAR10_CLASSES,
+    "batches.meta.txt",
     label_bytes=1,
 )
 CIFAR100_BINARY = CifarVersion(
     "cifar-100-binary",
     {"train": ("train.bin",), "test": ("test.bin",)},
-    "fine_label_names.txt",
     CIFAR100_CLASSES,
+    "fine_label_names.txt",
     label_bytes=2,  # the coarse label, then the fine one
 )
 CIFAR10_PYTHON = CifarVersion(
     "cifar-10-batches-py",
     {"train": _PARTS, "test": ("test_batch",)},
-    "batches.meta",
     CIFAR10_CLASSES,
     labels_key="labels",
 )
 CIFAR100_PYTHON = CifarVersion(
     "cifar-100-python",
     {"train": ("train",), "test": ("test",)},
-    "meta",
     CIFAR100_CLASSES,
     labels_key="fine_labels",
 )
@@ -178,6 +174,46 @@ def read_cifar_binary(folder: Path | str, split: Split = "test") -> Images:
     return make_images(folder, pixels, labels, names)
 
 
+def read_cifar_python(folder: Path | str, split: Split = "test") -> Images:
+    """Read CIFAR-10 or CIFAR-100 (fine labels) in the official python version.
+
+    A pickle is a program that Python runs. So only the publisher's own files are read: they are
+    known by their checksums.
+
+    Args:
+        folder: `cifar-10-batches-py` or `cifar-100-python`, under any name.
+        split: `train` or `test`.
+
+    Raises:
+        DataFormatError: A file has another checksum than the publisher's. Nothing in it is run.
+
+    Example:
+        >>> read_cifar_python("cifar-10-batches-py")  # doctest: +SKIP
+        Images(10000 of 32x32x3, 10 classes)
+    """
+    folder = Path(folder)
+    version, files = find_split(folder, split, PYTHON_VERSIONS)
+    parts = [_read_pickle(path, version) for path in files]
+    pixels = np.concatenate([part["data"] for part in parts]).reshape(-1, CHANNELS, SIDE, SIDE)
+    labels = np.array([label for part in parts for label in part[version.labels_key]])
+    return make_images(folder, pixels.transpose(0, 2, 3, 1), labels, version.class_names)
+
+
+def _read_pickle(path: Path, version: CifarVersion) -> dict[str, Any]:
+    with reading(path):
+        content = read_bounded(path, DataFormatError, MAX_PICKLE_BYTES)
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if f"md5:{found}" != known_checksums(version.folder)[path.name]:
+        raise DataFormatError(
+            f"{path} must be the publisher's file, because Python would run what another pickle "
+            f"asks for; it has another checksum, md5:{found}. Nothing in it was run. Get the "
+            "official file, or write your images and labels to an `.npz`."
+        )
+    # Latin 1 turns the text of Python 2 into as many characters as it has bytes.
+    batch: dict[str, Any] = pickle.loads(content, encoding="latin-1")  # noqa: S301
+    return batch
+
+
 def _map_records(path: Path, label_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     size, record_bytes = path.stat().st_size, label_bytes + PIXEL_BYTES
     count, rest = divmod(size, record_bytes)
@@ -237,8 +273,8 @@ def read_cifar_c(
         folder: `CIFAR-10-C` or `CIFAR-100-C`, official or generated, under any name.
         corruption: The name of its file without `.npy`, such as `gaussian_noise`.
         severity: 1 to 5.
-        class_names: By default those of the manifest, then those that belong to the folder's
-            official name, then plain numbers.
+        class_names: By default the names in the manifest, then the official ones if the folder
+            has its official name, then plain numbers.
 
     Example:
         >>> import tempfile
@@ -276,8 +312,9 @@ def read_cifar_c(
             f"{folder / LABELS_FILE} must have a label for each of the {len(images)} images of "
             f"{path.name}; found {labels.shape[0] if labels.ndim else 'a single number'}."
         )
-    size, block = len(images) // len(severities), severities.index(severity)
-    rows = slice(block * size, (block + 1) * size)
+    size = len(images) // len(severities)
+    start = size * severities.index(severity)
+    rows = slice(start, start + size)
     names = class_names or read_manifest(folder).get("class_names")
     names = tuple(names) if names else CLASSES_OF_FOLDER.get(folder.name)
     return make_images(path, images[rows], np.asarray(labels[rows]), names)
@@ -290,9 +327,8 @@ def corruptions_in(folder: Path | str) -> tuple[str, ...]:
         >>> corruptions_in("nowhere")
         ()
     """
-    return tuple(
-        sorted(path.stem for path in Path(folder).glob("*.npy") if path.name != LABELS_FILE)
-    )
+    found = (path.stem for path in Path(folder).glob("*.npy") if path.name != LABELS_FILE)
+    return tuple(sorted(found))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

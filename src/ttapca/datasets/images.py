@@ -53,7 +53,7 @@ class Images:
     class_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Check what everything downstream relies on."""
+        """Check shapes, types and labels."""
         if self.images.ndim != 4:
             raise ShapeError(
                 "Images must be an array of shape (n, height, width, channels); "
@@ -172,7 +172,7 @@ class TensorBatches:
     """A loader that yields pairs of image and label tensors, as often as you iterate.
 
     Args:
-        data: Where the images come from; only one batch at a time is copied.
+        data: The images; only one batch at a time is copied.
         size: Images per batch; the last batch may have fewer.
         order: Rows of the images to yield, in that order; by default all of them, as stored.
 
@@ -192,7 +192,7 @@ class TensorBatches:
 
     @property
     def dataset(self) -> Sized:
-        """What the images are drawn from, as PyTorch's own loaders call it."""
+        """The images or their rows; PyTorch's own loaders have an attribute of this name."""
         return self.data if self.order is None else self.order
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""One way in: load images by a name or a path. Also readers for your own arrays, and digits."""
+"""Load images by a name or a path; readers of arrays, digits and shipped images."""
 
 from __future__ import annotations
 
@@ -8,35 +8,44 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ttapca._checks import Record
 from ttapca.datasets.catalog import DATA_SETS, DataSet
 from ttapca.datasets.cifar import (
     BINARY_VERSIONS,
+    CHANNELS,
+    CIFAR10_CLASSES,
     LABELS_FILE,
     PYTHON_VERSIONS,
+    SIDE,
     corruptions_in,
     read_cifar_binary,
     read_cifar_c,
+    read_cifar_python,
 )
-from ttapca.datasets.cifar_python import read_cifar_python
 from ttapca.datasets.images import Images
-from ttapca.datasets.pictures import PictureSize, class_folders, pictures_in, read_pictures
+from ttapca.datasets.pictures import (
+    PictureSize,
+    class_folders,
+    pictures_in,
+    read_picture,
+    read_pictures,
+)
 from ttapca.datasets.reading import (
+    LABELS,
     MAX_CLASSES,
     Split,
     check_split,
     make_images,
+    read_json,
     read_npz_arrays,
     reading,
 )
-from ttapca.datasets.shipped import CIFAR10_500, read_cifar10_500
-from ttapca.errors import (
-    DataFormatError,
-    DataNotFoundError,
-    OptionError,
-    did_you_mean,
-)
+from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
 
 DIGITS = "digits"
+CIFAR10_500 = "cifar10-500"
+SHIPPED_FOLDER = Path(__file__).with_name("shipped")
+SHEET_COLUMNS = 25  # images beside one another in the PNG that ships
 CLASS_NAMES = "class_names"
 
 
@@ -64,8 +73,8 @@ def load(
         severity: For CIFAR-C: 1 to 5.
         size: For pictures: resize them, keeping their proportions, and cut out the centre of this
             side; `(height, width)` resizes to exactly that.
-        shorter_side: For pictures: what their shorter side becomes before the centre is cut out;
-            `size` by default. Networks of ImageNet mostly expect `size=224, shorter_side=256`.
+        shorter_side: For pictures: the shorter side before the centre is cut out; `size` by
+            default. Networks of ImageNet mostly expect `size=224, shorter_side=256`.
 
     Raises:
         DataNotFoundError: It is not there.
@@ -244,3 +253,37 @@ def read_digits(split: Split = "test") -> Images:
         is_test[rows[: len(rows) // 3]] = True
     everything = Images(pixels, labels, tuple(str(name) for name in digits.target_names))
     return everything.subset(is_test if split == "test" else ~is_test)
+
+
+def read_cifar10_500(split: Split = "test") -> Images:
+    """Read 500 test images of CIFAR-10 that ship with the package: photographs without a download.
+
+    They are the first fifty of each class, in the order of the test set (Krizhevsky, 2009). There
+    are no training images. `scripts/pack_demo.py` wrote them as one PNG.
+
+    Raises:
+        DataNotFoundError: Training images are asked for.
+
+    Example:
+        >>> read_cifar10_500()
+        Images(500 of 32x32x3, 10 classes)
+    """
+    check_split(split)
+    if split != "test":
+        raise DataNotFoundError(
+            f"`{CIFAR10_500}` has test images only, so nothing can be fitted on it. Name a filter "
+            "that was fitted on CIFAR-10 with --filter (one ships with cifar10-resnet20), or get "
+            "all images with `ttapca data get cifar10` and use --data cifar10."
+        )
+    facts = read_json(
+        SHIPPED_FOLDER / f"{CIFAR10_500}.json", Record({"labels": LABELS, "rows": LABELS})
+    )
+    sheet = read_picture(SHIPPED_FOLDER / f"{CIFAR10_500}.png")  # (rows x 32, columns x 32, 3)
+    tiles = sheet.reshape(-1, SIDE, SHEET_COLUMNS, SIDE, CHANNELS).swapaxes(1, 2)
+    pixels = np.ascontiguousarray(tiles).reshape(-1, SIDE, SIDE, CHANNELS)
+    return make_images(SHIPPED_FOLDER, pixels, np.array(facts["labels"], np.int64), CIFAR10_CLASSES)
+
+
+def shipped_size() -> int:
+    """Return how many bytes the shipped images take."""
+    return (SHIPPED_FOLDER / f"{CIFAR10_500}.png").stat().st_size

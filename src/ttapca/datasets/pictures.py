@@ -36,9 +36,9 @@ class PictureSize:
     """How pictures are brought to one size; as they are, if nothing is said.
 
     Attributes:
-        size: One number: the side of the centre that is cut out, after the picture was resized with
-            its proportions kept. Two numbers, height and width: resize to exactly that.
-        shorter_side: What the shorter side becomes before the centre is cut out; `size` by default.
+        size: One number: resize the picture, keeping its proportions, and cut out the centre of
+            this side. Two numbers, height and width: resize to exactly that.
+        shorter_side: The shorter side before the centre is cut out; `size` by default.
 
     Raises:
         OptionError: A number is impossible, or `shorter_side` would have no effect.
@@ -68,12 +68,7 @@ class PictureSize:
             )
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height that a picture gets before its centre is cut out.
-
-        Example:
-            >>> PictureSize(224, shorter_side=256).resized(500, 375)
-            (341, 256)
-        """
+        """Return width and height that a picture gets before its centre is cut out."""
         if self.size is None:
             return width, height
         if not isinstance(self.size, int):
@@ -109,9 +104,8 @@ def read_image_folder(
 
     Args:
         folder: The folder that holds the class folders, or the pictures.
-        size: Resize every picture, keeping its proportions, and cut out the centre of this side;
-            `(height, width)` resizes to exactly that. Without it all pictures must have one size.
-        shorter_side: What the shorter side becomes before the centre is cut out; `size` by default.
+        size: As for `load`. Without it all pictures must have one size.
+        shorter_side: As for `load`.
 
     Example:
         >>> import tempfile
@@ -226,6 +220,6 @@ def open_picture(content: bytes, formats: tuple[str, ...] = PICTURE_FORMATS) -> 
 def picture_pixels(
     picture: Image, size: PictureSize | None = None, mode: Literal["RGB", "L"] = "RGB"
 ) -> NDArray[np.uint8]:
-    """Decode an opened picture, `(height, width, 3)`, or `(height, width)` in grey levels (`L`)."""
+    """Decode a picture: `(height, width, 3)`, or `(height, width)` for grey levels (`L`)."""
     converted = picture.convert(mode)
     return np.asarray(converted if size is None else size.of(converted), np.uint8)

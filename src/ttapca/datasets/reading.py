@@ -1,10 +1,11 @@
-"""What all readers share: errors that name the file, and arrays whose headers may lie.
+"""Shared by all readers: errors that name the file, and arrays whose headers may lie.
 
-What a header states is compared with the bytes that are there before memory is asked for.
+The size that a header states is compared with the bytes of the file before memory is allocated.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import threading
@@ -12,7 +13,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.lib import format as npy
@@ -30,15 +31,14 @@ LABELS = ListOf(Whole(0, MAX_CLASSES - 1), longest=10_000_000)
 
 PLAIN_KINDS = "biufSU"  # booleans, numbers and text; no objects, no records
 HEADER_BYTES = 1 << 14  # numpy reads no header of more than 10,000
-TAR_HEADER_BYTES = 1 << 20  # of one member, long names included
 MAX_AXES = 32
 MAX_MEMBERS = 1000  # arrays in an archive
-# Deflate reaches 1,000 to 1, pictures hardly 10 to 1: what is larger and denser is an attack.
+# Deflate reaches 1,000 to 1, pictures hardly 10 to 1: a large array that is denser is an attack.
 SMALL_BYTES = 100_000_000
 MAX_RATIO = 100
 GET_IT = "It is damaged or of another kind; get it again."
-# numpy parses headers as Python. Where two threads do that at once, Python 3.11 may miscount its
-# own recursion, and raise SystemError (python/cpython#106905).
+# numpy parses headers as Python. If two threads do that at once, Python 3.11 may miscount its own
+# recursion, and raise SystemError (python/cpython#106905).
 _parsing = threading.Lock()
 NO_OBJECTS = "Files with pickled objects are refused; a truncated one must be fetched again."
 
@@ -80,29 +80,19 @@ def reading(path: Path, complaint: str = "cannot be read", advice: str = GET_IT)
         raise DataFormatError(f"{path} {complaint}: {reason}. {advice}") from error
 
 
-class HeaderFile:
-    """A file from which `tarfile` reads headers, little at a time.
+def known_checksums(folder: str) -> dict[str, str]:
+    """Return the checksums of the files in one of the official folders, by file name."""
+    lines = Path(__file__).with_name("checksums.txt").read_text("ascii").splitlines()
+    known = (line.partition("/") for line in lines)
+    return dict(name.split() for place, _, name in known if place == folder)
 
-    `tarfile` trusts the length that a header states: it would read one of 8 GB in one piece, out of
-    a few megabytes of compressed zeros.
-    """
 
-    def __init__(self, file: IO[bytes], path: Path) -> None:
-        self._file = file
-        self._path = path
-        self.tell = file.tell
-
-    def read(self, size: int = -1) -> bytes:
-        """Read so many bytes."""
-        if not 0 <= size <= TAR_HEADER_BYTES:
-            raise DataFormatError(
-                f"{self._path} is refused: it has a header of more than {TAR_HEADER_BYTES:,} bytes."
-            )
-        return self._file.read(size)
-
-    def seek(self, place: int) -> int:
-        """Go to a place."""
-        return self._file.seek(place)
+def has_checksum(path: Path, expected: str) -> bool:
+    """Return whether a file has the checksum `algorithm:digest`."""
+    algorithm, _, digest = expected.partition(":")
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
+    return found.hexdigest() == digest
 
 
 def read_json(path: Path, rule: Rule) -> Any:
@@ -119,7 +109,7 @@ def make_images(
     labels: NDArray[np.integer],
     class_names: tuple[str, ...] | None,
 ) -> Images:
-    """Return `Images` of what was read from `path`; without names, classes are `0`, `1`, ..."""
+    """Return the `Images` read from `path`; without names, classes are `0`, `1`, ..."""
     with reading(path):
         if labels.dtype.kind not in "iu":
             raise DataFormatError(f"Labels must be integers; found {labels.dtype}.")
@@ -165,7 +155,24 @@ def parse_npy(content: bytes) -> NDArray[Any]:
 def read_npz_arrays(
     path: Path, names: Sequence[str], optional: Sequence[str] = ()
 ) -> dict[str, NDArray[Any]]:
-    """Read arrays of an `.npz` archive into memory, by name; the optional ones may be missing."""
+    """Read arrays of an `.npz` archive by name, read-only; the optional ones may be missing."""
+    with _open_npz(path, names) as (archive, found):
+        wanted = [*names, *(name for name in optional if name in found)]
+        packed = path.stat().st_size
+        return {name: parse_npy(_unpacked(archive, found[name], packed)) for name in wanted}
+
+
+def npz_shape(path: Path, name: str) -> tuple[int, ...]:
+    """Return the shape of an array in an `.npz` archive, without reading the array."""
+    with _open_npz(path, [name]) as (archive, found), archive.open(found[name]) as content:
+        return _read_header(content.read(HEADER_BYTES), found[name].file_size).shape
+
+
+@contextmanager
+def _open_npz(
+    path: Path, names: Sequence[str]
+) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
+    """Open an archive that has these arrays; yield it with all its members by name."""
     with reading(path, "is not a plain `.npz` archive", NO_OBJECTS):
         with path.open("rb") as file:
             if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
@@ -181,26 +188,10 @@ def read_npz_arrays(
                         f"There is no array `{name}`.{did_you_mean(name, found)} "
                         f"There are: {there}."
                     )
-            wanted = [*names, *(name for name in optional if name in found)]
-            packed = path.stat().st_size
-            return {name: _read_member(archive, found[name], packed) for name in wanted}
+            yield archive, found
 
 
-def npz_shape(path: Path, name: str) -> tuple[int, ...]:
-    """Return the shape of an array in an `.npz` archive, without reading the array."""
-    with (
-        reading(path, "is not a plain `.npz` archive", NO_OBJECTS),
-        zipfile.ZipFile(path) as archive,
-    ):
-        member = f"{name}.npy"
-        if member not in archive.namelist():
-            raise DataFormatError(f"There is no array `{name}`.")
-        info = archive.getinfo(member)
-        with archive.open(info) as content:
-            return _read_header(content.read(HEADER_BYTES), info.file_size).shape
-
-
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, there: int) -> NDArray[Any]:
+def _unpacked(archive: zipfile.ZipFile, info: zipfile.ZipInfo, there: int) -> bytes:
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"`{info.filename}` is compressed in another way than numpy does")
     packed = min(info.compress_size, there)  # the archive may lie about that as well
@@ -209,13 +200,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, there: int) ->
             f"`{info.filename}` would unpack from {packed:,} to {info.file_size:,} bytes, more "
             f"than {MAX_RATIO} times as much, as no images do"
         )
-    with archive.open(info) as member:
-        header = _read_header(member.read(HEADER_BYTES), info.file_size)
-    if header.offset + header.size != info.file_size:
-        raise ValueError(f"`{info.filename}` is longer than its array")
-    with archive.open(info) as member, _parsing:
-        array: NDArray[Any] = npy.read_array(member, allow_pickle=False)
-    return array
+    return archive.read(info)
 
 
 class _Header(NamedTuple):

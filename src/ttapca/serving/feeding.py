@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from ttapca._checks import Number, Whole, check_option
 from ttapca.corruptions import load_textures
+from ttapca.corruptions.apply import corrupt_any_size, needs_photographs
 from ttapca.corruptions.catalogue import SEVERITIES, find
-from ttapca.corruptions.small_images import corrupt_any_size, needs_photographs
 from ttapca.datasets import Images, Order, choose
 from ttapca.errors import FeedError, OptionError
 from ttapca.serving.server_client import ServerClient
