@@ -15,8 +15,8 @@ from PIL import Image
 from scipy import stats
 
 from ttapca.benchmark import Results
-from ttapca.benchmark.cells import CLEAN, Cell, Observation, Outcome, Row
 from ttapca.benchmark.comparisons import Comparison, comparisons
+from ttapca.benchmark.rows import CLEAN, Cell, Observation, Outcome, Row
 from ttapca.benchmark.tables import ResultTable
 from ttapca.corruptions import STANDARD
 

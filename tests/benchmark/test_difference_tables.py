@@ -26,7 +26,6 @@ from benchmark.synthetic_rows import (
     without_bits,
     wrong,
 )
-from ttapca.benchmark.cells import CLEAN, ClassLabels, Row
 from ttapca.benchmark.difference_tables import (
     MOST_CLASSES,
     class_table,
@@ -36,6 +35,7 @@ from ttapca.benchmark.difference_tables import (
 )
 from ttapca.benchmark.exports import export
 from ttapca.benchmark.report_page import report
+from ttapca.benchmark.rows import CLEAN, ClassLabels, Row
 from ttapca.benchmark.tables import NO_INTERVALS
 from ttapca.corruptions import STANDARD
 

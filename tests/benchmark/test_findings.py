@@ -15,10 +15,10 @@ from benchmark.synthetic_rows import (
     texts,
     without_bits,
 )
-from ttapca.benchmark.cells import CLEAN, Row
 from ttapca.benchmark.comparisons import comparisons
 from ttapca.benchmark.findings import NOT_TESTED, deployment, headline, question, title
 from ttapca.benchmark.report_page import report
+from ttapca.benchmark.rows import CLEAN, Row
 
 CLEAR = {"source": 40.0, "bn": 30.0, "tent": 20.0}
 EVEN = {"source": 40.0, "bn": 20.1, "tent": 20.0, "ttapca-exp": 20.0}

@@ -25,7 +25,8 @@ from benchmark.synthetic_rows import (
     paper_grid,
     row,
 )
-from ttapca.benchmark import Results, cells
+from ttapca.benchmark import Results
+from ttapca.benchmark import rows as records
 from ttapca.benchmark.report_page import SETTINGS, condensed, glossary, report
 from ttapca.benchmark.tables import error_table
 from ttapca.cli import app as command_line
@@ -93,7 +94,7 @@ def test_methods_and_settings_are_explained() -> None:
     assert explained["tent"] == METHODS["tent"].summary
     page = report(rows)
     assert all(f"<dt>{word}</dt><dd>{explained[word]}</dd>" in page for word in explained)
-    assert set(SETTINGS) == set(cells.SETTINGS)
+    assert set(SETTINGS) == set(records.SETTINGS)
 
 
 def test_commands_can_be_copied_as_they_are(page: str) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from ttapca.benchmark import Cell, Observation, Outcome, Results, Row
-from ttapca.benchmark.cells import SETTINGS, ClassLabels
 from ttapca.benchmark.results_layout import LAYOUT
+from ttapca.benchmark.rows import SETTINGS, ClassLabels
 from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
 
 CELL = Cell(

@@ -17,7 +17,7 @@ import torch
 import ttapca
 from benchmark.worlds import IMAGES, lasting, plain_streams, small_subject
 from ttapca.benchmark import Cell, Plan, Results, Setting, Subject, Unit, expand, run
-from ttapca.benchmark.cells import SETTINGS
+from ttapca.benchmark.rows import SETTINGS
 from ttapca.benchmark.running import seconds_left
 from ttapca.datasets import to_tensor
 from ttapca.errors import DataNotFoundError
@@ -103,7 +103,7 @@ def test_the_harness_is_a_plain_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Two rounds and a half, and batches that hold the end of one corruption and the next.
-    monkeypatch.setattr("ttapca.benchmark.subject.CHANGE_EVERY", CHANGE_EVERY)
+    monkeypatch.setattr("ttapca.benchmark.streams.CHANGE_EVERY", CHANGE_EVERY)
     run(expand(small_plan(methods=(method,), settings=(setting,)), subject), subject, results)
     compare(subject, results, plain_loop(subject, method, setting))
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from benchmark.worlds import plain_streams, plain_stretches
 from ttapca.benchmark import ImageSource, Setting
-from ttapca.benchmark.cells import EPISODIC, INTERLEAVED, JOINT, SETTINGS
-from ttapca.benchmark.subject import FORGETTING, dirichlet_stretches, segments
+from ttapca.benchmark.rows import EPISODIC, INTERLEAVED, JOINT, SETTINGS
+from ttapca.benchmark.streams import FORGETTING, dirichlet_stretches, segments
 from ttapca.corruptions import STANDARD, corrupt
 from ttapca.datasets import Images, read_digits
 from ttapca.errors import DataFormatError, DataNotFoundError, NotEnoughDataError

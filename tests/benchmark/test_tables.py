@@ -27,11 +27,11 @@ from benchmark.synthetic_rows import (
     wrong,
 )
 from ttapca.benchmark import frame
-from ttapca.benchmark.cells import CLEAN, Row
 from ttapca.benchmark.comparisons import comparisons
 from ttapca.benchmark.difference_tables import difference_table, paper_tables
 from ttapca.benchmark.findings import NOT_TESTED, headline
 from ttapca.benchmark.report_page import facts
+from ttapca.benchmark.rows import CLEAN, Row
 from ttapca.benchmark.tables import (
     INTERVAL,
     NO_INTERVALS,

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from benchmark.worlds import small_subject
-from ttapca.benchmark.image_shelf import ImageShelf
-from ttapca.benchmark.subject import ImageRecipe
+from ttapca.benchmark.subject import ImageCache, ImageRecipe
 from ttapca.datasets import read_digits
 from ttapca.engines import artifacts
 from ttapca.engines.artifacts import (
@@ -138,7 +137,7 @@ def test_only_some_artifacts_stay_open(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_images_are_made_once(tmp_path: Path) -> None:
-    shelf, made = ImageShelf(tmp_path / "shelf", most=2), []
+    cache, made = ImageCache(tmp_path / "cache", most=2), []
 
     def parts(value: int) -> Iterator[np.ndarray]:
         made.append(value)
@@ -146,26 +145,26 @@ def test_images_are_made_once(tmp_path: Path) -> None:
         yield np.full((1, 4, 4, 3), value + 1, np.uint8)
 
     for number, value in enumerate([1, 1, 7, 9, 7, 1]):
-        found = shelf.get(f"all {value}", 3, lambda value=value: parts(value))
+        found = cache.get(f"all {value}", 3, lambda value=value: parts(value))
         assert isinstance(found, np.memmap)
         np.testing.assert_array_equal(found, np.concatenate(list(parts(value))))
         assert made.pop() == value
-        for path in tmp_path.glob("shelf/*.npy"):  # a second has passed
+        for path in tmp_path.glob("cache/*.npy"):  # a second has passed
             os.utime(path, (number, path.stat().st_mtime - 1))
     assert made == [1, 7, 9, 1]  # there is room for two
 
 
 def test_images_that_find_no_room_on_the_disk(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    shelf = ImageShelf(tmp_path / "file", most=2)
+    cache = ImageCache(tmp_path / "file", most=2)
     one = np.ones((1, 2, 2, 1), np.uint8)
-    np.testing.assert_array_equal(shelf.get("ones", 2, lambda: [one, one]), np.ones((2, 2, 2, 1)))
+    np.testing.assert_array_equal(cache.get("ones", 2, lambda: [one, one]), np.ones((2, 2, 2, 1)))
 
     def missing() -> Iterator[np.ndarray]:
         raise DataNotFoundError("no photographs")
 
     with pytest.raises(DataNotFoundError, match="no photographs"):
-        ImageShelf(tmp_path, most=2).get("frost", 1, missing)
+        ImageCache(tmp_path, most=2).get("frost", 1, missing)
 
 
 def test_a_full_disk_is_not_kept_full(tmp_path: Path) -> None:
@@ -178,7 +177,7 @@ def test_a_full_disk_is_not_kept_full(tmp_path: Path) -> None:
         if len(tries) == 1:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    np.testing.assert_array_equal(ImageShelf(tmp_path, most=2).get("ones", 1, parts), one)
+    np.testing.assert_array_equal(ImageCache(tmp_path, most=2).get("ones", 1, parts), one)
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 

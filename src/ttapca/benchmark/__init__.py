@@ -16,8 +16,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ttapca.benchmark.cells import Cell, Observation, Outcome, Row, Setting
 from ttapca.benchmark.results import Results
+from ttapca.benchmark.rows import Cell, Observation, Outcome, Row, Setting
 
 if TYPE_CHECKING:
     from ttapca.benchmark.comparisons import frame

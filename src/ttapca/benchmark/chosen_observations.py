@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ttapca.benchmark.cells import CLEAN, Observation
 from ttapca.benchmark.comparisons import SOURCE, Comparison, Conditions
+from ttapca.benchmark.rows import CLEAN, Observation
 from ttapca.corruptions import CORRUPTIONS, find
 
 MOST = 4  # corruptions

@@ -19,7 +19,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from ttapca.benchmark import paper
-from ttapca.benchmark.cells import CLEAN, INTERLEAVED, Cell, Outcome, Row
+from ttapca.benchmark.rows import CLEAN, INTERLEAVED, Cell, Outcome, Row
 from ttapca.benchmark.uncertainty import Difference, ImageTally, Standing, differences, standings
 from ttapca.corruptions import CORRUPTIONS
 from ttapca.support.progress import counted

@@ -11,12 +11,12 @@ import torch
 from pandas import DataFrame
 from torch import Tensor, nn
 
-from ttapca.benchmark.cells import CLEAN, Cell
 from ttapca.benchmark.comparisons import SOURCE, Rows, frame
-from ttapca.benchmark.inspection import as_png, undo_normalisation
-from ttapca.benchmark.measurement import adapted
+from ttapca.benchmark.measurement import adapted, as_png, undo_normalisation
 from ttapca.benchmark.plan import RECOMMENDED
-from ttapca.benchmark.subject import Subject, segments
+from ttapca.benchmark.rows import CLEAN, Cell
+from ttapca.benchmark.streams import segments
+from ttapca.benchmark.subject import Subject
 from ttapca.benchmark.tables import MISSING, ResultTable, Value, error_tables, full_name
 from ttapca.corruptions.catalogue import find
 from ttapca.datasets import to_tensor

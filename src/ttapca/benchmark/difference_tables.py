@@ -11,7 +11,6 @@ import numpy as np
 from pandas import Series
 
 from ttapca.benchmark import paper
-from ttapca.benchmark.cells import ClassLabels
 from ttapca.benchmark.comparisons import (
     SOURCE,
     Comparison,
@@ -19,6 +18,7 @@ from ttapca.benchmark.comparisons import (
     comparisons,
     nearest_to_paper,
 )
+from ttapca.benchmark.rows import ClassLabels
 from ttapca.benchmark.tables import (
     BOLD,
     INTERVAL,

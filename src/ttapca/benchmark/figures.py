@@ -13,7 +13,6 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from ttapca.benchmark import paper, svg
-from ttapca.benchmark.cells import EPISODIC, Observation
 from ttapca.benchmark.chosen_observations import chosen_observations
 from ttapca.benchmark.comparisons import (
     LINE,
@@ -26,6 +25,7 @@ from ttapca.benchmark.comparisons import (
     largest,
     nearest_to_paper,
 )
+from ttapca.benchmark.rows import EPISODIC, Observation
 from ttapca.benchmark.tables import full_name
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ttapca.benchmark.cells import CLEAN
 from ttapca.benchmark.comparisons import LINE, SOURCE, Comparison, Rows, comparisons, frame, largest
 from ttapca.benchmark.difference_tables import differences_to
+from ttapca.benchmark.rows import CLEAN
 from ttapca.benchmark.tables import (
     COSTS,
     MISSING,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ttapca._checks import Whole, check_option
 from ttapca.benchmark import paper
-from ttapca.benchmark.cells import CLEAN
+from ttapca.benchmark.rows import CLEAN
 from ttapca.benchmark.subject import Condition
 from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
 from ttapca.corruptions.catalogue import find_all

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttapca import __version__
-from ttapca.benchmark.cells import CHANGE_EVERY, JOINT, ClassLabels, Observation, Row
 from ttapca.benchmark.chosen_observations import chosen_observations
 from ttapca.benchmark.comparisons import Comparison, Rows, comparisons, frame, largest
 from ttapca.benchmark.difference_tables import (
@@ -25,6 +24,7 @@ from ttapca.benchmark.difference_tables import (
 )
 from ttapca.benchmark.figures import figures
 from ttapca.benchmark.findings import deployment, headline, question, title
+from ttapca.benchmark.rows import CHANGE_EVERY, JOINT, ClassLabels, Observation, Row
 from ttapca.benchmark.svg import PALETTE, look, page_svg, styles_of
 from ttapca.benchmark.tables import (
     cost_table,

@@ -15,21 +15,21 @@ from torch import nn
 
 import ttapca
 from ttapca import networks
-from ttapca.benchmark.cells import CLEAN, Cell, Claim, Row
-from ttapca.benchmark.claims import corrupted_claims, filter_claim, images_claim
 from ttapca.benchmark.filters import FIT_BATCH, kept_filter, recommended_layer, usual_fit
-from ttapca.benchmark.inspection import check_shape
-from ttapca.benchmark.measurement import estimate_seconds
+from ttapca.benchmark.measurement import check_shape, estimate_seconds
 from ttapca.benchmark.network_source import NetworkSource, option_words
 from ttapca.benchmark.plan import Plan, Unit, expand
 from ttapca.benchmark.results import Results
+from ttapca.benchmark.rows import CLEAN, Cell, Fingerprint, Row
 from ttapca.benchmark.running import run, unfinished
 from ttapca.benchmark.subject import (
-    Condition,
     ImageRecipe,
     ImageSource,
     Subject,
     choose_measured,
+    corrupted_fingerprints,
+    filter_fingerprint,
+    images_fingerprint,
 )
 from ttapca.datasets import CIFAR10_500, FROST, Choice, Images, Split, TensorBatches, choose, load
 from ttapca.engines.engine import Engine, engine_of
@@ -55,7 +55,7 @@ SOURCE_IMAGES = 2000  # that `eata` learns from, as in its paper, and `pea` meas
 
 @dataclass(eq=False)
 class Benchmark:
-    """A plan and all that it is run on: what `ttapca bench` does, in Python.
+    """A plan, its network and its data: `ttapca bench` in Python.
 
     Attributes:
         plan: What to compare.
@@ -87,6 +87,7 @@ class Benchmark:
     shorter_side: int | None = None
     reporter: Reporter = field(default_factory=Silent)
     split: Split = "test"
+    _read: dict[Split, Images] = field(default_factory=dict, init=False, repr=False)
 
     def run(
         self,
@@ -132,7 +133,7 @@ class Benchmark:
             return [row for row in results.rows() if row.cell in wanted]
 
     def prepare(self, to: Path | str, engine: Engine) -> Subject:
-        """Return what the plan is run on: the network, its filter and the images.
+        """Return the network, its filter and the images.
 
         Args:
             to: The file of results, which is not made; a filter that is fitted now is kept beside
@@ -144,26 +145,29 @@ class Benchmark:
                 measurements on something else of the same name.
         """
         to = Path(to)
-        _check_claims(to, ())  # a file of something else is refused before any work
+        _check_file(to, ())  # a file of something else is refused before any work
         subject = self._subject()
-        subject.claims = (images_claim(subject), *corrupted_claims(subject, self._conditions))
-        _check_claims(to, subject.claims)
+        corruptions = [name for name in self.plan.corruptions if name != CLEAN]
+        conditions = product(corruptions, self.plan.severities)
+        own = corrupted_fingerprints(subject, conditions)
+        subject.fingerprints = (images_fingerprint(subject), *own)
+        _check_file(to, subject.fingerprints)
         if self.plan.needs_filter:
             subject.fitted = self._fitted(subject, to)
             self._tell_of_basis(subject.fitted)
             check_shape(subject)
             if self._saved_filter is not None:
-                subject.claims += (filter_claim(subject, Path(self._saved_filter)),)
+                subject.fingerprints += (filter_fingerprint(subject, Path(self._saved_filter)),)
         if engine.elsewhere:
-            subject.source.again = self._again(subject.source)
+            subject.source.recipe = self._recipe(subject.source)
         if self.plan.images is not None:
             self.reporter.note(f"{self._chosen.selection} of `{self._data_name}`")
         return subject
 
     def units(self) -> list[Unit]:
-        """Return what would be run, without fitting a filter or writing anything.
+        """Return the units of the plan, without fitting a filter or writing anything.
 
-        `Cell.components` is 0 where only the fit says how many there are.
+        `Cell.components` is 0 if only the fit says how many there are.
         """
         subject = self._subject()
         if self.plan.needs_filter and self._saved_filter is not None:
@@ -176,12 +180,6 @@ class Benchmark:
                 layer, basis, (1,), (1,), none, none, torch.ones(count), 2, 1.0, route="exact"
             )
         return expand(self.plan, subject)
-
-    @property
-    def _conditions(self) -> list[Condition]:
-        """Every corruption of the plan at every severity, without clean images."""
-        corruptions = [name for name in self.plan.corruptions if name != CLEAN]
-        return list(product(corruptions, self.plan.severities))
 
     @property
     def _origin(self) -> nn.Module | NetworkSource:
@@ -214,36 +212,21 @@ class Benchmark:
         Raises:
             TtapcaError: They cannot be read.
         """
-        return self._training if split == "train" else self._test
-
-    @cached_property
-    def _test(self) -> Images:
-        return self._read("test")
-
-    @cached_property
-    def _training(self) -> Images:
-        return self._read("train")
-
-    def _read(self, split: Split) -> Images:
-        task = f"reading {self.plan.data}"
-        self.reporter.advance(task, 0, None)
-        images = load(
-            self.plan.data,
-            split,
-            root=self._data_root,
-            size=self.size,
-            shorter_side=self.shorter_side,
-        )
-        self.reporter.advance(task, 1, 1)
-        return images
+        if split not in self._read:
+            task = f"reading {self.plan.data}"
+            self.reporter.advance(task, 0, None)
+            sizes = {"size": self.size, "shorter_side": self.shorter_side}
+            self._read[split] = load(self.plan.data, split, root=self._data_root, **sizes)
+            self.reporter.advance(task, 1, 1)
+        return self._read[split]
 
     @property
     def _data_root(self) -> Path | None:
         root = self.folder or self.root
         return Path(root).expanduser().absolute() if root else None
 
-    def _again(self, source: ImageSource) -> ImageRecipe:
-        """Return how a worker on another machine reads the test images."""
+    def _recipe(self, source: ImageSource) -> ImageRecipe:
+        """Return how a worker on another machine reads the measured images."""
         path, plan = Path(self.plan.data), self.plan
         data = str(path.absolute()) if path.exists() else plan.data
         given = (data, self._data_root, self.size, self.shorter_side, plan.images)
@@ -261,7 +244,7 @@ class Benchmark:
         return f"{name}{TRAINING}" if self.split == "train" else name
 
     def _check(self) -> None:
-        """Refuse options about a filter where there is none, or about the fit of a given one."""
+        """Refuse options about a filter if there is none, or about the fit of a given one."""
         plan = self.plan
         about_fit = {"layer": plan.layer is not None, "route": plan.route != "auto"}
         for name, is_given in {**about_fit, "filter": self.filter is not None}.items():
@@ -292,8 +275,7 @@ class Benchmark:
             Path(self.root).expanduser() / FROST if self.root else None,
             None if chosen.first else chosen.rows,
         )
-        # Other sizes and others of the images are other data.
-        data = self._data_name
+        data = self._data_name  # other sizes, and a choice of the images, are other data
         data += "".join(f" {side}" for side in (self.size, self.shorter_side) if side is not None)
         data = f"{data}, {chosen.per_class}" if chosen.drawn else data
         filter_name: str = "" if plan.route == "auto" else plan.route
@@ -301,8 +283,8 @@ class Benchmark:
             filter_name = Path(self._saved_filter).absolute().name
         subject = Subject(*self._named_network, data, source, filter_name=filter_name)
         if plan.outputs is not None:  # else every measurement would fail in turn
-            few = TensorBatches(subject.source.clean[:2], 2)
-            predict_all(subject.network, few, outputs=plan.outputs)
+            two = TensorBatches(subject.source.clean[:2], 2)
+            predict_all(subject.network, two, outputs=plan.outputs)
         self._provide(subject)
         return subject
 
@@ -322,11 +304,11 @@ class Benchmark:
         return name, network
 
     def _provide(self, subject: Subject) -> None:
-        """Give methods what they need from the source domain and a plan cannot say."""
+        """Give methods the objects from the source domain that a plan cannot name."""
         for method in {"eata", "pea"}.intersection(self.plan.methods):
-            chosen = choose(self._training.labels, SOURCE_IMAGES)
+            chosen = choose(self.images("train").labels, SOURCE_IMAGES)
             # Only these, which other processes may have to be sent.
-            batches = TensorBatches(self._training.subset(chosen.rows), FIT_BATCH)
+            batches = TensorBatches(self.images("train").subset(chosen.rows), FIT_BATCH)
             subject.provided[method] = {"source": batches}
             if chosen.drawn:  # unless they are simply the first ones
                 subject.stated[method] = {"source": str(chosen)}
@@ -341,18 +323,17 @@ class Benchmark:
             subject.provided["ttt"] = {"head": rotation.head, "split": rotation.split}
 
     def _layer(self, network: nn.Module) -> str:
-        return self.plan.layer or recommended_layer(network, self._training, self.reporter)
+        return self.plan.layer or recommended_layer(network, self.images("train"), self.reporter)
 
     def _fitted(self, subject: Subject, to: Path) -> FittedFilter:
         """Load the filter that was named or kept, or fit one now and keep it."""
         if self._saved_filter is not None:
             return ttapca.load(self._saved_filter)
         layer = self._layer(subject.network)
-        plan = self.plan
+        plan, training = self.plan, self.images("train")
         wanted = max(plan.components, default=None)
-        principal = bool(plan.made_for_pca)
-        usual = "most" if principal else "usual"
-        images = self._training.fingerprint()[:16]  # of several data sets of one name
+        usual = "most" if plan.made_for_pca else "usual"
+        images = training.fingerprint()[:16]  # of several data sets of one name
         parts = [subject.data, images, subject.weights, layer, str(wanted or usual)]
         parts += [word for word in (subject.filter_name, plan.outputs) if word]
         kept = to.with_name(f"{to.name}-filters") / "-".join(parts)
@@ -361,9 +342,9 @@ class Benchmark:
             return usual_fit(
                 subject.network,
                 layer,
-                TensorBatches(self._training, FIT_BATCH),
+                TensorBatches(training, FIT_BATCH),
                 wanted,
-                principal=principal,
+                principal=bool(plan.made_for_pca),
                 route=plan.route,
                 outputs=plan.outputs,
                 reporter=self.reporter,
@@ -429,16 +410,16 @@ class Benchmark:
             command: Such as `bench`.
             arguments: That follow the network's name.
             own: Options that only this command has; one that is None is left out.
-            options: What `--option` is given with.
-            cell: Says the rest.
+            options: The values of `--option`.
+            cell: The measurement, which says the rest.
             to: The file of results.
         """
         origin, plan = self._origin, self.plan
         if isinstance(origin, nn.Module):
             return []
-        # What follows the path tells the filter from others at the same layer.
+        # A name after the path tells the filter from others at the same layer.
         layer = None if self._saved_filter else cell.layer.partition(", ")[0] or None
-        # Where nobody asked for a rank, cosines may have been taken, and a rank would ask for PCA.
+        # Without a rank in the plan, cosines may have been taken, and a rank would ask for PCA.
         ranked = plan.components or plan.made_for_pca or self._saved_filter
         every = dict.fromkeys(ORDER) | {
             "--data": plan.data,
@@ -462,15 +443,15 @@ class Benchmark:
         return ["ttapca", command, origin.name, *arguments, *words, "--to", str(to)]
 
 
-def _check_claims(to: Path, claims: Sequence[Claim]) -> None:
+def _check_file(to: Path, fingerprints: Sequence[Fingerprint]) -> None:
     """Refuse a file that has no results, or results on something else of the same name."""
     if to.exists():
         with Results(to) as results:
-            results.claim(claims)
+            results.check_fingerprints(fingerprints)
 
 
 def toml_value(value: object) -> str:
-    """Write a plain value as `--option` reads it: what JSON writes of one is TOML as well.
+    """Write a plain value as `--option` reads it: the JSON of a plain value is TOML as well.
 
     Example:
         >>> toml_value(["conv1", True, 0.5])

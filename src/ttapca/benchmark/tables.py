@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from ttapca.benchmark.cells import AMONG, CLEAN, SETTINGS
 from ttapca.benchmark.comparisons import LINE, Comparison, Rows, comparisons, frame, labels
+from ttapca.benchmark.rows import AMONG, CLEAN, SETTINGS
 from ttapca.benchmark.uncertainty import MeanInterval
 
 # The paper's headings of columns, if they are not the corruption's name.

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ttapca._checks import Number, OneOf, check_option
-from ttapca.benchmark.cells import CLEAN, JOINT, Cell, Outcome, Row
 from ttapca.benchmark.held_out import CONDITIONS, SEED, check_held_out, check_split
 from ttapca.benchmark.measurement import not_measured
 from ttapca.benchmark.plan import Unit, units_of
 from ttapca.benchmark.results import Results
+from ttapca.benchmark.rows import CLEAN, JOINT, Cell, Outcome, Row
 from ttapca.benchmark.running import run
 from ttapca.benchmark.samplers import Proposal, Sampler, Search
 from ttapca.benchmark.search_space import Options, SearchSpace

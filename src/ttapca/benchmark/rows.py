@@ -1,4 +1,4 @@
-"""One measurement: what was run (`Cell`), what came out (`Outcome`), what the filter did."""
+"""One row of results: the measurement (`Cell`), its numbers (`Outcome`), the filter's gains."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Cell:
         model: The network's name as the user gave it.
         weights: The first 16 hexadecimal digits of a SHA-256 over parameters and buffers.
         data: The data set's name, or the last part of its path.
-        corrupted: Where the corrupted images come from: `generated, seed 0`, with the
-            table of severities if it is not that of CIFAR-C; or a folder's name.
+        corrupted: Where the corrupted images come from: `generated, seed 0`, with the table of
+            severities if it is not that of CIFAR-C; or a folder's name.
         corruption: One of `ttapca.corruptions.CORRUPTIONS`, or `clean`.
         severity: 1 to 5; 0 for clean images.
         setting: How the images arrive, and when adaptation forgets.
         method: One of `ttapca.METHODS`.
         options: The method's own options as JSON with sorted names, and what the outputs of the
             network mean if the plan says it.
-        layer: Where the filter sits, and its name if the user brought it, or the route of its fit
-            if the plan says it; empty without a filter.
+        layer: Where the filter sits, and its name if it was given, or the route of its fit if the
+            plan says it; empty without a filter.
         components: How many the filter has; 0 without a filter.
         batch_size: Images per batch.
         steps: Gradient steps on each batch; 0 for a method without gradients.
@@ -89,10 +89,10 @@ class Outcome:
         versions: Of ttapca, torch, numpy and Python.
         machine: Processor, cores, threads and operating system.
         finished: When, as ISO time in UTC.
-        command: The command that measures it again; empty where there is none.
+        command: The command that measures it again; empty if there is none.
         correct: Whether each image was predicted right: one bit for each image, in the order of the
-            test images and not of the stream, as `numpy.packbits` packs them. Empty where it is not
-            known: the run failed, or an earlier ttapca wrote the row.
+            test images and not of the stream, as `numpy.packbits` packs them. Empty if the run
+            failed, or an earlier ttapca wrote the row.
     """
 
     status: Status
@@ -138,9 +138,9 @@ class Observation:
         cell: The measurement; its method has a filter.
         source_spectrum: Standard deviation of each component on source data, largest first.
         test_spectrum: The same for the first images of the stream.
-        gains: After the last batch; their mean where every image has its own.
+        gains: After the last batch; their mean if every image has its own.
         before: Up to six images of the first batch, as PNG.
-        after: The same images after the filter; empty where it does not act on images.
+        after: The same images after the filter; empty if it does not act on images.
     """
 
     cell: Cell
@@ -168,21 +168,24 @@ class ClassLabels:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """That a name in a `Cell` stands for one thing, in one file of results; see `claims.py`.
+class Fingerprint:
+    """The content that a name in a `Cell` stands for, in one file of results.
+
+    A `Cell` has the last part of a path. A folder may get other content, or another one may have
+    the same name, and its numbers would be taken for those that were measured.
 
     Attributes:
-        key: The name, with whatever else a `Cell` tells such things apart by.
-        images: How many of them are measured; 0 for what is no set of images.
-        fingerprint: Tells it from others.
-        kind: What it is, for an error.
-        others: What the file has in its place, for an error.
+        key: The name, with all else by which a `Cell` tells such things apart.
+        images: How many of them are measured; 0 if it is no set of images.
+        digest: Tells it from others.
+        kind: Images, corrupted images or filter, for an error.
+        others: The measurements in the file, for an error.
         renamed: What can be given another name instead, for an error.
     """
 
     key: str
     images: int
-    fingerprint: str
+    digest: str
     kind: str
     others: str
     renamed: str
