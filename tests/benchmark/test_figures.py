@@ -25,8 +25,7 @@ from benchmark.synthetic_rows import (
     wrong,
 )
 from ttapca.benchmark import Results, Row
-from ttapca.benchmark.chosen_observations import chosen_observations
-from ttapca.benchmark.comparisons import comparisons
+from ttapca.benchmark.comparisons import comparisons, shown_observations
 from ttapca.benchmark.figures import ReportFigure, figures
 from ttapca.benchmark.svg import COLOURED, MARKERS, PALETTE, file_svg, look, page_svg, styles_of
 from ttapca.cli import app as command_line
@@ -223,11 +222,11 @@ def test_corruptions_are_shown_in_which_methods_differ_most() -> None:
         "fog": 2.0,
         "snow": 0.0,
     }
-    assert list(chosen_observations(seen, comparisons(differ(gaps)))) == ["shot_noise", "fog"]
-    assert list(chosen_observations(seen, [])) == ["gaussian_noise", "snow"]  # the first of each
-    assert chosen_observations([], []) == {}
+    assert list(shown_observations(seen, comparisons(differ(gaps)))) == ["shot_noise", "fog"]
+    assert list(shown_observations(seen, [])) == ["gaussian_noise", "snow"]  # the first of each
+    assert shown_observations([], []) == {}
     clean = dataclasses.replace(first, cell=cell("ttapca-exp", "clean"))
-    assert list(chosen_observations([clean, clean, seen[3]], [])) == ["fog"]
+    assert list(shown_observations([clean, clean, seen[3]], [])) == ["fog"]
 
 
 def test_lines_look_different_and_a_method_the_same_in_every_figure() -> None:

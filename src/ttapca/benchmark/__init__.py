@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from ttapca.benchmark.network_source import NetworkSource
     from ttapca.benchmark.plan import Plan, Unit, expand, presets, read_plan, read_preset
     from ttapca.benchmark.running import run
-    from ttapca.benchmark.samplers import Search
-    from ttapca.benchmark.search_space import Choices, Range, SearchSpace
+    from ttapca.benchmark.search import Choices, Range, Search, SearchSpace
     from ttapca.benchmark.session import Benchmark
     from ttapca.benchmark.subject import ImageSource, Subject
     from ttapca.benchmark.tuning import Trial, Tuned, Tuning
@@ -38,8 +37,7 @@ _LAZY = {
     "network_source": ("NetworkSource",),
     "plan": ("Plan", "Unit", "expand", "presets", "read_plan", "read_preset"),
     "running": ("run",),
-    "samplers": ("Search",),
-    "search_space": ("Choices", "Range", "SearchSpace"),
+    "search": ("Choices", "Range", "Search", "SearchSpace"),
     "session": ("Benchmark",),
     "subject": ("ImageSource", "Subject"),
     "tuning": ("Trial", "Tuned", "Tuning"),

@@ -1,4 +1,4 @@
-"""Rows of results as a pandas DataFrame, sorted into what can be compared.
+"""Rows of results as a pandas DataFrame, sorted into comparisons.
 
 Two errors can be compared when network, data, severity, setting, batch size and number of images
 are the same: these are the *conditions*. All rows measured under the same conditions make one
@@ -19,17 +19,18 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from ttapca.benchmark import paper
-from ttapca.benchmark.rows import CLEAN, INTERLEAVED, Cell, Outcome, Row
+from ttapca.benchmark.rows import CLEAN, INTERLEAVED, Cell, Observation, Outcome, Row
 from ttapca.benchmark.uncertainty import Difference, ImageTally, Standing, differences, standings
-from ttapca.corruptions import CORRUPTIONS
+from ttapca.corruptions import CORRUPTIONS, find
 from ttapca.support.progress import counted
 
-Rows: TypeAlias = "Iterable[Row] | DataFrame"
+Measurements: TypeAlias = "Iterable[Row] | DataFrame"
 LINE = ["method", "options", "layer", "components", "steps", "lr"]
 SOURCE = "source"
+MOST_OBSERVED = 4  # corruptions: gains and images of all of them would fill many pages
 
 
-def frame(rows: Rows) -> DataFrame:
+def frame(rows: Measurements) -> DataFrame:
     """Put results into one tidy table: a row for each measurement, a column for each field.
 
     Everything that shows results takes such a frame as well, so you can select rows with pandas
@@ -37,12 +38,12 @@ def frame(rows: Rows) -> DataFrame:
 
     Args:
         rows: As `Results.rows()` returns them; a frame is returned as it is. It may lack
-            `correct`, as what `export` writes as CSV does.
+            `correct`, as an exported CSV does.
 
     Returns:
         The fields of `Cell`, then those of `Outcome`. `error`, `calibration_error` and `entropy`
-        are NaN where the run failed; `error_stream` and `entropy_stream` hold tuples. What
-        `ttapca tune` left out was not measured, and has no row.
+        are NaN if the run failed; `error_stream` and `entropy_stream` hold tuples. Measurements
+        that `ttapca tune` left out have no row.
 
     Example:
         >>> frame([]).columns[:5].tolist()
@@ -115,7 +116,7 @@ class Comparison:
 
         `mean` is the mean error over all corruptions and seeds, without seeds that lack a
         corruption, and `deviation` its standard deviation over seeds. `spread` is half the width of
-        its 95 % interval over images, or where that is not known (see `standings`) the deviation.
+        its 95 % interval over images, or the deviation if that is not known (see `standings`).
         `clean` is the error on clean images. Costs are over all corruptions.
         """
         done = self.rows[self.rows.error.notna() & self.rows.corruption.isin(self.corruptions)]
@@ -187,7 +188,7 @@ class Comparison:
     def differences(self, reference: int, *names: str) -> dict[int, Difference]:
         """Return by how much the errors of lines lie above that of a line, over the same images.
 
-        Arguments and result are as for `standings`; empty also where the reference has no error.
+        Arguments and result are as for `standings`; empty also if the reference has no error.
         """
         tallies = self.tallies(*names)
         if reference not in tallies:
@@ -223,7 +224,7 @@ def _mean(values: Series) -> float:
     return statistics.fmean(present) if present else math.nan
 
 
-def comparisons(rows: Rows) -> list[Comparison]:
+def comparisons(rows: Measurements) -> list[Comparison]:
     """Sort results into comparisons, in the order in which their conditions first occur.
 
     Clean images have no severity. They join every comparison whose other conditions are the same,
@@ -255,7 +256,7 @@ def largest(found: Sequence[Comparison]) -> Comparison:
 
 
 def labels(lines: DataFrame) -> list[str]:
-    """Name each line by its method, and by what tells it from others of the same method.
+    """Name each line by its method, and by options that tell it from others of the same method.
 
     Example:
         >>> same = {"method": "ttapca", "options": "{}", "layer": "", "steps": 1, "lr": 0.1}
@@ -285,7 +286,43 @@ def nearest_to_paper(lines: DataFrame, family: Sequence[str]) -> DataFrame:
     families = lines.groupby(list(family), sort=False).ngroup()
     distances = DataFrame({"family": families, "options": lines.options != "{}"})
     wanted = {"steps": paper.STEPS, "lr": paper.LR, "components": paper.COMPONENTS}
-    for name, value in wanted.items():  # 0 where a method has no such option
+    for name, value in wanted.items():  # 0 if a method has no such option
         distances[name] = (lines[name] - value).abs().where(lines[name] > 0, 0)
     nearest = distances.sort_values(list(distances), kind="stable").drop_duplicates("family")
     return lines.loc[nearest.index]
+
+
+def shown_observations(
+    observations: Iterable[Observation], found: Sequence[Comparison]
+) -> dict[str, list[Observation]]:
+    """Choose observations by corruption: of each family the one in which methods differ most.
+
+    All of them were made under the same conditions, the most frequent ones.
+    """
+    groups: dict[Conditions, dict[str, list[Observation]]] = {}
+    for each in observations:
+        if each.cell.corruption != CLEAN:  # which has conditions of its own
+            own = groups.setdefault(Conditions.of(each.cell), {})
+            own.setdefault(each.cell.corruption, []).append(each)
+    if not groups:
+        return {}
+    conditions = max(groups, key=lambda each: sum(map(len, groups[each].values())))
+    observed = groups[conditions]
+    spans = next((_spans(each) for each in found if each.conditions == conditions), {})
+    families: dict[str, list[str]] = {}
+    for name in CORRUPTIONS:
+        if name in observed:
+            families.setdefault(find(name).family, []).append(name)
+    picked = [max(own, key=lambda name: spans.get(name, 0.0)) for own in families.values()]
+    return {name: observed[name] for name in picked[:MOST_OBSERVED]}
+
+
+def _spans(comparison: Comparison) -> dict[str, float]:
+    """Return the highest minus the lowest error of each corruption, without the untouched network.
+
+    Its distance to the methods tells how bad a corruption is, and not how methods differ.
+    """
+    rows = comparison.rows[(comparison.rows.method != SOURCE) & comparison.rows.error.notna()]
+    errors = rows.groupby(["corruption", "line"]).error.mean().groupby("corruption")
+    spans: dict[str, float] = (errors.max() - errors.min()).to_dict()
+    return spans

@@ -11,7 +11,7 @@ import torch
 from pandas import DataFrame
 from torch import Tensor, nn
 
-from ttapca.benchmark.comparisons import SOURCE, Rows, frame
+from ttapca.benchmark.comparisons import SOURCE, Measurements, frame
 from ttapca.benchmark.measurement import adapted, as_png, undo_normalisation
 from ttapca.benchmark.plan import RECOMMENDED
 from ttapca.benchmark.rows import CLEAN, Cell
@@ -28,13 +28,13 @@ STREAMS = {IN_BATCHES: "in batches", ONE_BY_ONE: "one by one"}
 MOST_REPAIRED = 2  # images of a corruption
 
 
-def demo_tables(rows: Rows) -> list[ResultTable]:
+def demo_tables(rows: Measurements) -> list[ResultTable]:
     """Return a table for corrupted images in batches, one for single images, one for clean ones."""
     every = frame(rows)
     return [*error_tables(every[every.corruption != CLEAN]), _clean_table(every)]
 
 
-def mean_errors(rows: Rows) -> DataFrame:
+def mean_errors(rows: Measurements) -> DataFrame:
     """Return the mean error of each method, in percent.
 
     Returns:
@@ -63,7 +63,7 @@ def _clean_table(every: DataFrame) -> ResultTable:
     return ResultTable(title, ("", *means.columns), tuple(lines))
 
 
-def line_to_remember(rows: Rows) -> str:
+def line_to_remember(rows: Measurements) -> str:
     """Say in one sentence what the demo found."""
     means = mean_errors(rows).round(1)
     clean, batches = means.loc[IN_BATCHES, True], means.loc[IN_BATCHES, False]

@@ -14,7 +14,7 @@ from ttapca.benchmark import paper
 from ttapca.benchmark.comparisons import (
     SOURCE,
     Comparison,
-    Rows,
+    Measurements,
     comparisons,
     nearest_to_paper,
 )
@@ -222,7 +222,7 @@ def class_table(comparison: Comparison, labels: Sequence[ClassLabels]) -> Result
     return ResultTable(f"{ours.title}: by class", columns, tuple(body), notes)
 
 
-def paper_tables(rows: Rows) -> list[ResultTable]:
+def paper_tables(rows: Measurements) -> list[ResultTable]:
     """Return our errors beside the paper's, if it has the data set, the setting and the method.
 
     Each table is made from the comparison with the most corruptions and images.

@@ -6,7 +6,7 @@ import json
 import math
 
 from ttapca._checks import OneOf, check_option
-from ttapca.benchmark.comparisons import Rows, comparisons, frame
+from ttapca.benchmark.comparisons import Measurements, comparisons, frame
 from ttapca.benchmark.difference_tables import difference_table, paper_tables
 from ttapca.benchmark.tables import ResultTable, error_table, failure_table, setting_tables
 from ttapca.support.parsing import finite
@@ -27,7 +27,7 @@ _LATEX = str.maketrans(
 _MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in r"\|*_`<>[]"} | {"\n": " "})
 
 
-def export(rows: Rows, form: str) -> str:
+def export(rows: Measurements, form: str) -> str:
     r"""Write results as text.
 
     Args:

@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ttapca.benchmark.comparisons import LINE, SOURCE, Comparison, Rows, comparisons, frame, largest
+from ttapca.benchmark.comparisons import (
+    LINE,
+    SOURCE,
+    Comparison,
+    Measurements,
+    comparisons,
+    frame,
+    largest,
+)
 from ttapca.benchmark.difference_tables import differences_to
 from ttapca.benchmark.rows import CLEAN
 from ttapca.benchmark.tables import (
@@ -91,7 +99,7 @@ def _over(comparison: Comparison) -> str:
     return f"{over} at severity {severity}" if severity else over
 
 
-def question(rows: Rows) -> str:
+def question(rows: Measurements) -> str:
     """Say what was asked, of the largest comparison.
 
     Example:
@@ -108,7 +116,7 @@ def question(rows: Rows) -> str:
     )
 
 
-def title(rows: Rows) -> str:
+def title(rows: Measurements) -> str:
     """Say in one line what was found in the largest comparison; `headline` adds the numbers.
 
     Example:
@@ -119,7 +127,7 @@ def title(rows: Rows) -> str:
     return Finding.of(largest(found)).sentence() if found else NOTHING
 
 
-def headline(rows: Rows) -> list[str]:
+def headline(rows: Measurements) -> list[str]:
     """Return the errors of the largest comparison in one sentence, and how many runs failed.
 
     Example:

@@ -1,8 +1,8 @@
 """Conditions on which options may be chosen: none of them is part of what is reported.
 
 Reported are the fifteen standard corruptions at severity 5, on test images. Options are chosen on
-training images, under the four extra corruptions, or under the fifteen below severity 5. Whoever
-chooses on what is reported reports how well the choice fits, not how well the method works.
+training images, under the four extra corruptions, or under the fifteen below severity 5. Options
+that are chosen on the reported images show how well the choice fits, not how well the method works.
 """
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ CONDITIONS: tuple[Condition, ...] = (
 
 
 def check_held_out(conditions: Sequence[Condition]) -> None:
-    """Refuse conditions that are reported, what is no condition, and an empty list.
-
-    Raises:
-        OptionError: A condition is one of the fifteen at severity 5, its name is no corruption or
-            its severity not from 1 to 5; or there is none.
+    """Refuse conditions that are reported, other words, and an empty list.
 
     Example:
         >>> check_held_out([("fog", 5)])
@@ -90,11 +86,11 @@ def read_conditions(words: Sequence[str]) -> tuple[Condition, ...]:
 
 
 def check_split(data: str, split: Split, read: Callable[[Split], Images]) -> None:
-    """Refuse test images where there are training images, and training images that are the same.
+    """Refuse test images if there are training images, and training images that are the same.
 
     Args:
         data: The data set, by name or path.
-        split: Which of its images options are to be chosen on.
+        split: The images that options are to be chosen on.
         read: Returns the images of a split.
 
     Raises:

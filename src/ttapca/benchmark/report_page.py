@@ -14,8 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttapca import __version__
-from ttapca.benchmark.chosen_observations import chosen_observations
-from ttapca.benchmark.comparisons import Comparison, Rows, comparisons, frame, largest
+from ttapca.benchmark.comparisons import (
+    Comparison,
+    Measurements,
+    comparisons,
+    frame,
+    largest,
+    shown_observations,
+)
 from ttapca.benchmark.difference_tables import (
     class_table,
     difference_table,
@@ -130,7 +136,7 @@ def report(
     )
 
 
-def facts(rows: Rows) -> dict[str, list[str]]:
+def facts(rows: Measurements) -> dict[str, list[str]]:
     """Return what was run: names, and the values that occur, in the order in which they do."""
     every = frame(rows)
     if every.empty:
@@ -167,7 +173,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
-def glossary(rows: Rows) -> list[tuple[str, str]]:
+def glossary(rows: Measurements) -> list[tuple[str, str]]:
     """Explain the methods and settings that occur, but for methods that this version lacks.
 
     Example:
@@ -248,7 +254,7 @@ def _examples(
     """Return images before and after the filter, for some corruptions that differ."""
     pictured = [each for each in observations if each.before and each.after]
     found = []
-    for name, own in chosen_observations(pictured, comparisons).items():
+    for name, own in shown_observations(pictured, comparisons).items():
         strips = {"as it came": _data_uris(own[0].before)}
         for each in own:  # the first of each method
             strips.setdefault(f"after {each.cell.method}", _data_uris(each.after))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from ttapca.benchmark.comparisons import LINE, Comparison, Rows, comparisons, frame, labels
+from ttapca.benchmark.comparisons import LINE, Comparison, Measurements, comparisons, frame, labels
 from ttapca.benchmark.rows import AMONG, CLEAN, SETTINGS
 from ttapca.benchmark.uncertainty import MeanInterval
 
@@ -128,7 +128,7 @@ def mean_heading(corruptions: Sequence[str]) -> str:
     return f"Mean of {len(corruptions)}" if len(corruptions) > 1 else heading(corruptions[0])
 
 
-def error_tables(rows: Rows) -> list[ResultTable]:
+def error_tables(rows: Measurements) -> list[ResultTable]:
     """Return the tables of errors: one for each set of conditions that can be compared.
 
     Example:
@@ -358,7 +358,7 @@ def cost_value(comparison: Comparison, line: int, name: str) -> Value:
     return MISSING if math.isnan(number) else Value(f"{number:{COSTS[name][1]}}", number, "number")
 
 
-def failure_table(rows: Rows) -> ResultTable | None:
+def failure_table(rows: Measurements) -> ResultTable | None:
     """Return every measurement that failed, and why; None if none failed."""
     every = frame(rows)
     failed = every[(every.status != "done") | every.error.isna()][FAILURES]

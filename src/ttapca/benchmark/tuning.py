@@ -26,8 +26,7 @@ from ttapca.benchmark.plan import Unit, units_of
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.rows import CLEAN, JOINT, Cell, Outcome, Row
 from ttapca.benchmark.running import run
-from ttapca.benchmark.samplers import Proposal, Sampler, Search
-from ttapca.benchmark.search_space import Options, SearchSpace
+from ttapca.benchmark.search import Options, Proposal, Sampler, Search, SearchSpace
 from ttapca.benchmark.session import Benchmark, toml_value
 from ttapca.benchmark.subject import Condition, Subject
 from ttapca.datasets import Split
@@ -49,8 +48,8 @@ class Trial:
         status: `done`; `pruned` if it was left before all conditions were measured; or `failed`.
         errors: By condition, in percent: the mean over settings and sizes of batches.
         clean: Error on clean images; None if it was not measured.
-        score: What is chosen by, the lower the better: the mean error over conditions, and what the
-            options cost on clean images if that is asked for. None if it failed.
+        score: The lower the better: the mean error over conditions, with the cost on clean images
+            if that is asked for. None if it failed.
         reason: Why it was left or failed; empty when done.
     """
 
@@ -75,7 +74,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         method: That was tuned.
@@ -103,18 +102,14 @@ class Tuned:
 
 @dataclass(frozen=True)
 class TrialUnit(Unit):
-    """A unit of a trial, which its title tells from those of others.
+    """A unit of a trial, with the options in its title."""
 
-    Attributes:
-        said: The options, for people.
-    """
-
-    said: str = ""
+    options: str = ""
 
     @property
     def title(self) -> str:
         """The unit in a few words."""
-        return f"{super().title}  {self.said}".rstrip()
+        return f"{super().title}  {self.options}".rstrip()
 
 
 @dataclass(eq=False)
@@ -124,7 +119,7 @@ class Tuning:
     Attributes:
         benchmark: Network, images, settings and sizes of batches; the methods and corruptions of
             its plan do not count.
-        space: What may be tried.
+        space: The values that may be tried.
         search: How it is searched.
         conditions: Corruptions and severities, in the order in which pruning looks at them.
         clean_weight: What each point of error on clean images above the source's adds to the score,
@@ -152,7 +147,7 @@ class Tuning:
     clean_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense before any work is done."""
+        """Refuse wrong values before any work is done."""
         check_held_out(self.conditions)
         check_option("split", self.benchmark.split, OneOf(get_args(Split)))
         check_option("clean_weight", self.clean_weight, Number(0))
@@ -181,12 +176,12 @@ class Tuning:
     def run(
         self, to: Path | str, *, engine: Engine | str | None = None, retry_failed: bool = False
     ) -> Tuned:
-        """Measure what is not in a file of results yet, and compare all trials.
+        """Make the measurements that are not in a file of results yet, and compare all trials.
 
         Args:
             to: The file; it is made if there is none.
             engine: Where to measure; see `Benchmark.run`. The trials are the same anywhere.
-            retry_failed: Whether to measure again what has failed before.
+            retry_failed: Whether to repeat measurements that failed before.
 
         Raises:
             TtapcaError: Network, images or filter cannot be had, the file cannot be written, or an
@@ -216,7 +211,7 @@ class Tuning:
 
 
 class _TuningRun:
-    """One search as it goes on: measures what a sampler proposes."""
+    """One search as it goes on: measures the proposals of a sampler."""
 
     def __init__(
         self,
@@ -250,7 +245,8 @@ class _TuningRun:
             trials += self._generation(sampler, generation, stages, at_first, announce=single)
             at_first = []
             if not single and (best := ranked(trials)[0]).score is not None:
-                self._reporter.note(f"best so far: {said(best.options)}  error {best.mean:.2f} %")
+                options = in_words(best.options)
+                self._reporter.note(f"best so far: {options}  error {best.mean:.2f} %")
         cells = {cell for units in self._units.values() for unit in units for cell in unit.cells}
         rows = tuple(row for row in self._results.rows() if row.cell in cells)
         source = self._ended(AS_IT_IS, every, None)
@@ -268,25 +264,23 @@ class _TuningRun:
         announce: bool,
     ) -> list[Trial]:
         """Measure some trials, stage by stage, and return how they ended."""
-        seen: list[Condition] = []
-        ended: list[Trial] = []
+        every = [condition for stage in stages for condition in stage]
+        count, ended = 0, list[Trial]()
         for number, stage in enumerate(stages, start=1):
-            seen += stage
             pairs = [(one, condition) for condition in stage for one in living]
             self._measure([*at_first, *pairs], announce=announce)
-            at_first = []
-            rest = [each for later in stages for each in later if each not in seen]
+            at_first, count = [], count + len(stage)
+            measured, rest = every[:count], every[count:]
             still = []
             for one in living:
-                trial = self._ended(one, seen, self._source_clean if not rest else None)
-                if trial.status == "done" and rest and trial.mean is not None:
-                    if not sampler.leaves(one, number, trial.mean):
-                        still.append(one)
-                        continue
-                    ended.append(self._left(trial, rest, len(seen)))
-                else:
+                trial = self._ended(one, measured, self._source_clean if not rest else None)
+                if trial.status == "failed" or not rest or trial.mean is None:
                     sampler.tell(one, trial.score)
                     ended.append(trial)
+                elif sampler.leaves(one, number, trial.mean):
+                    ended.append(self._left(trial, rest, count))
+                else:
+                    still.append(one)
             living = still
         return ended
 
@@ -313,22 +307,22 @@ class _TuningRun:
         self._outcomes = {row.cell: row.outcome for row in self._results.rows()}
 
     def _units_of(self, one: Proposal, condition: Condition) -> list[TrialUnit]:
-        place = one.number, condition
-        if place not in self._units:
+        key = one.number, condition
+        if key not in self._units:
             plan = self._tuning.benchmark.plan
             method = plan.methods[0] if one is not AS_IT_IS else SOURCE
             plan = replace(plan, methods=(method,), method={method: one.options})
             found = units_of(plan, self._subject, plan.settings, [condition])
-            self._units[place] = [TrialUnit(unit.cells, said(one.options)) for unit in found]
-            self._options |= dict.fromkeys(self._units[place], one.options)
-        return self._units[place]
+            self._units[key] = [TrialUnit(unit.cells, in_words(one.options)) for unit in found]
+            self._options |= dict.fromkeys(self._units[key], one.options)
+        return self._units[key]
 
     def _ended(
         self, one: Proposal, conditions: Sequence[Condition], source_clean: float | None
     ) -> Trial:
         """Return how a trial did on some conditions.
 
-        It has a score where clean images are among them, and the source's error on these is given.
+        It has a score if clean images are among them, and the source's error on these is given.
         """
         errors: dict[Condition, float] = {}
         for condition in conditions:
@@ -346,10 +340,10 @@ class _TuningRun:
         harm = max(0.0, clean - source_clean)
         return replace(trial, score=trial.mean + self._tuning.clean_weight * harm)
 
-    def _left(self, trial: Trial, rest: Sequence[Condition], seen: int) -> Trial:
-        """Write down what is not measured of a trial, and return the trial."""
+    def _left(self, trial: Trial, rest: Sequence[Condition], measured: int) -> Trial:
+        """Write rows for the conditions that are left out, and return the trial."""
         reason = (
-            f"mean error {trial.mean:.2f} % after {seen} of {len(self._tuning.conditions)} "
+            f"mean error {trial.mean:.2f} % after {measured} of {len(self._tuning.conditions)} "
             f"conditions; left by the rule {self._tuning.search.prune}"
         )
         one = Proposal(trial.number, trial.options)
@@ -383,20 +377,13 @@ class _TuningRun:
 
 def ranked(trials: Iterable[Trial]) -> tuple[Trial, ...]:
     """Return trials, the best first; then those that were left, and those that failed."""
-    order = ("done", "pruned", "failed")
-    nothing = math.inf
-    return tuple(
-        sorted(
-            trials,
-            key=lambda one: (
-                order.index(one.status),
-                -len(one.errors) if one.status == "pruned" else 0,
-                nothing if one.score is None else one.score,
-                nothing if one.mean is None else one.mean,
-                one.number,
-            ),
-        )
-    )
+
+    def place(one: Trial) -> tuple[float, ...]:
+        conditions = len(one.errors) if one.status == "pruned" else 0
+        numbers = (math.inf if each is None else each for each in (one.score, one.mean))
+        return (("done", "pruned", "failed").index(one.status), -conditions, *numbers, one.number)
+
+    return tuple(sorted(trials, key=place))
 
 
 def words_of(options: Options, before: str = "") -> list[str]:
@@ -409,11 +396,11 @@ def words_of(options: Options, before: str = "") -> list[str]:
     return [f"{before}{name}={toml_value(value)}" for name, value in options.items()]
 
 
-def said(options: Options) -> str:
+def in_words(options: Options) -> str:
     """Return options for people.
 
     Example:
-        >>> said({"lr": 0.01, "steps": 2})
+        >>> in_words({"lr": 0.01, "steps": 2})
         'lr=0.01 steps=2'
     """
     return " ".join(words_of(options))
