@@ -86,13 +86,8 @@ class ReportFigure:
 def figures(rows: Measurements, observations: Sequence[Observation] = ()) -> list[ReportFigure]:
     """Draw every figure for which there are results.
 
-    Args:
-        rows: As `Results.rows()` returns them, or as a frame.
-        observations: From the same file; spectra and gains are drawn from them.
-
-    Returns:
-        Error against rank, steps, batch size, parameters and cost; entropy over the stream;
-        spectra and gains. The second figure of a kind has `-2` after its name, and so on.
+    Spectra and gains are drawn from the observations of the same file. The second figure of a kind
+    has `-2` after its name, and so on.
 
     Example:
         >>> figures([])
@@ -108,21 +103,20 @@ def figures(rows: Measurements, observations: Sequence[Observation] = ()) -> lis
         drawn = [
             *(_sweep(each, option, styles) for option in ("components", "steps") for each in found),
             *_batch_sizes(found, styles),
-            *(_scatter(each, "parameters", styles) for each in _largest_of_each(found)),
-            *(_scatter(each, "cost", styles) for each in _largest_of_each(found)),
+            *(_parameters(each, styles) for each in _largest_of_each(found)),
+            *(_cost(each, styles) for each in _largest_of_each(found)),
             *(_entropy(each, styles) for each in _largest_of_each(streams)),
             *_spectra(observations, found, styles),
         ]
+    kept = [figure for figure in drawn if figure is not None]
     counts: Counter[str] = Counter()
-    settings: dict[str, set[str]] = {}  # by title
-    for figure in filter(None, drawn):
-        settings.setdefault(figure.title, set()).add(figure.setting)
     named = []
-    for figure in filter(None, drawn):
+    for figure in kept:
         counts[figure.name] += 1
         number = f"-{counts[figure.name]}" if counts[figure.name] > 1 else ""
-        where = f", {figure.setting}" if len(settings[figure.title]) > 1 else ""
-        named.append(replace(figure, name=figure.name + number, title=figure.title + where))
+        alike = {each.setting for each in kept if each.title == figure.title}
+        setting = f", {figure.setting}" if len(alike) > 1 else ""
+        named.append(replace(figure, name=figure.name + number, title=figure.title + setting))
     return named
 
 
@@ -130,8 +124,7 @@ def _largest_of_each(found: Sequence[Comparison]) -> list[Comparison]:
     """Return the largest comparison of each network and data set."""
     groups: dict[tuple[str, ...], list[Comparison]] = {}
     for each in found:
-        ours = each.conditions
-        groups.setdefault((ours.model, ours.weights, ours.data), []).append(each)
+        groups.setdefault(each.conditions[:3], []).append(each)
     return [largest(group) for group in groups.values()]
 
 
@@ -265,35 +258,32 @@ def _entropy(comparison: Comparison, styles: dict[str, int]) -> ReportFigure | N
 def _spectra(
     observations: Sequence[Observation], found: Sequence[Comparison], styles: dict[str, int]
 ) -> Iterator[ReportFigure]:
-    """Draw the components of the stream and of the source, and the gains of each filter."""
+    """Draw the components of the source and of the stream, and below them the filters' gains."""
     drawable = [each for each in observations if any(value > 0 for value in each.source_spectrum)]
-    for observed in shown_observations(drawable, found).values():
-        yield _spectrum(observed, styles)
-
-
-def _spectrum(observed: Sequence[Observation], styles: dict[str, int]) -> ReportFigure:
-    first = observed[0]
-    methods: dict[str, Observation] = {}
-    for each in observed:
-        methods.setdefault(each.cell.method, each)
-    figure, (above, below) = svg.panels(2, 2 + len(methods))
-    _draw_spectrum(above, first.source_spectrum, label="source data", color=svg.INK)
-    dotted = {"color": svg.INK, "linestyle": svg.DASHES[2]}
-    _draw_spectrum(above, first.test_spectrum, label="this stream", **dotted)
-    for method, each in methods.items():
-        _draw_spectrum(below, each.gains, label=f"gain of {method}", **svg.look(styles[method]))
-    above.set(ylabel="standard deviation", xscale="log", yscale="log")
-    below.set(ylabel="gain", xlabel="principal component")
-    svg.label_plainly(above.yaxis)
-    svg.label_plainly(below.xaxis)
-    svg.add_legend(figure)
-    return ReportFigure(
-        f"spectrum-{first.cell.corruption}",
-        f"Spectrum and gains: {full_name(first.cell.corruption)}",
-        f"{Conditions.of(first.cell).title}, seed {first.cell.seed}. Standard deviation of each "
-        "component on source data and at the start of the stream; gains after the last batch.",
-        figure,
-    )
+    for corruption, own in shown_observations(drawable, found).items():
+        first = own[0]
+        gains: dict[str, tuple[float, ...]] = {}
+        for each in own:
+            gains.setdefault(each.cell.method, each.gains)
+        figure, (above, below) = svg.panels(2, 2 + len(gains))
+        _draw_spectrum(above, first.source_spectrum, label="source data", color=svg.INK)
+        dotted = {"color": svg.INK, "linestyle": svg.DASHES[2]}
+        _draw_spectrum(above, first.test_spectrum, label="this stream", **dotted)
+        for method, values in gains.items():
+            _draw_spectrum(below, values, label=f"gain of {method}", **svg.look(styles[method]))
+        above.set(ylabel="standard deviation", xscale="log", yscale="log")
+        below.set(ylabel="gain", xlabel="principal component")
+        svg.label_plainly(above.yaxis)
+        svg.label_plainly(below.xaxis)
+        svg.add_legend(figure)
+        yield ReportFigure(
+            f"spectrum-{corruption}",
+            f"Spectrum and gains: {full_name(corruption)}",
+            f"{Conditions.of(first.cell).title}, seed {first.cell.seed}. Standard deviation of "
+            "each component on source data and at the start of the stream; gains after the last "
+            "batch.",
+            figure,
+        )
 
 
 def _draw_spectrum(axes: Axes, values: Sequence[float], **style: Any) -> None:
@@ -306,16 +296,24 @@ def _draw_spectrum(axes: Axes, values: Sequence[float], **style: Any) -> None:
 # Points with their names at the side -------------------------------------------------------------
 
 
-def _scatter(comparison: Comparison, name: str, styles: dict[str, int]) -> ReportFigure | None:
+def _parameters(comparison: Comparison, styles: dict[str, int]) -> ReportFigure | None:
+    label, title = "parameters adapted", "Error against parameters adapted"
+    return _scatter(comparison, "parameters", "parameters", label, title, styles)
+
+
+def _cost(comparison: Comparison, styles: dict[str, int]) -> ReportFigure | None:
+    column, label = "milliseconds", "milliseconds per image"
+    if comparison.lines.times_source.notna().any():
+        column, label = "times_source", "time per image (source = 1)"
+    return _scatter(comparison, "cost", column, label, "Error against cost", styles)
+
+
+def _scatter(
+    comparison: Comparison, name: str, column: str, label: str, title: str, styles: dict[str, int]
+) -> ReportFigure | None:
     """Draw one point for each method; names and errors stand at the side, the highest first."""
     from matplotlib.figure import Figure
 
-    column, label, title = "parameters", "parameters adapted", "Error against parameters adapted"
-    if name == "cost":
-        relative = comparison.lines.times_source.notna().any()
-        column = "times_source" if relative else "milliseconds"
-        label = "time per image (source = 1)" if relative else "milliseconds per image"
-        title = "Error against cost"
     whole = comparison.lines.dropna(subset=["mean", column])
     shown = nearest_to_paper(whole, FAMILY)
     if shown[column].nunique() < 2:  # nothing to compare the error with

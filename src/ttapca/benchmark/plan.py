@@ -243,9 +243,11 @@ class Unit:
 
     Attributes:
         cells: The measurements; they differ in corruption and severity only.
+        note: Follows the title, such as the options of a trial.
     """
 
     cells: tuple[Cell, ...]
+    note: str = ""
 
     @property
     def conditions(self) -> list[Condition]:
@@ -272,7 +274,7 @@ class Unit:
             ("seed", cell.seed, 0),
         ):
             words += [f"{name} {value}"] if value != usual else []
-        return "  ".join(words)
+        return "  ".join([*words, self.note]).rstrip()
 
 
 def expand(plan: Plan, subject: Subject) -> list[Unit]:

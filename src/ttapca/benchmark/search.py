@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -200,11 +200,7 @@ class SearchSpace:
         return math.prod(known) if len(known) == len(counts) else None
 
     def grid(self) -> list[Options]:
-        """Return all combinations; those of the last option are next to one another.
-
-        Raises:
-            OptionError: There are more than 10,000 of them, or a range does not say its points.
-        """
+        """Return all combinations; those of the last option are next to one another."""
         values = {name: each.grid(name) for name, each in self.options.items()}
         count = math.prod(map(len, values.values()))
         if count > MOST_COMBINATIONS:
@@ -215,11 +211,7 @@ class SearchSpace:
         return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
 
     def drawn(self, count: int, seed: int) -> list[Options]:
-        """Return different combinations that are drawn at random.
-
-        Raises:
-            OptionError: There are fewer of them.
-        """
+        """Return different combinations that are drawn at random."""
         if self.size is not None and self.size < count:
             raise OptionError(
                 f"{count:,} trials cannot all differ: there are {self.size:,} combinations. Ask "
@@ -291,11 +283,9 @@ class Search:
                 "take the sampler random or tpe."
             )
         if kind == "tpe":
-            return OptunaSampler(space, trials, self.seed, self.prune)
+            return Sampler(space, trials, self.seed, self.prune)
         listed = space.grid() if kind == "grid" else space.drawn(trials, self.seed)
-        if self.prune is not None:
-            return OptunaSampler(space, len(listed), self.seed, self.prune, listed)
-        return ListedSampler(listed)
+        return Sampler(space, len(listed), self.seed, self.prune, listed)
 
 
 @dataclass(frozen=True)
@@ -306,58 +296,8 @@ class Proposal:
     options: Options
 
 
-class Sampler(Protocol):
-    """Proposes options, in generations."""
-
-    @property
-    def total(self) -> int:
-        """How many trials there are going to be."""
-
-    @property
-    def prunes(self) -> bool:
-        """Whether it may leave trials early."""
-
-    def ask(self) -> list[Proposal]:
-        """Return the next generation; an empty list when all trials were proposed."""
-
-    def leaves(self, proposal: Proposal, stage: int, mean: float) -> bool:
-        """Return whether to leave a trial after a stage, given its mean error so far."""
-
-    def tell(self, proposal: Proposal, score: float | None) -> None:
-        """Receive the score of a trial that ended; None if it failed."""
-
-
-class ListedSampler:
-    """Tries the options of a list.
-
-    Example:
-        >>> sampler = ListedSampler([{"lr": 0.1}])
-        >>> sampler.ask(), sampler.ask()
-        ([Proposal(number=0, options={'lr': 0.1})], [])
-    """
-
-    prunes = False
-
-    def __init__(self, listed: Sequence[Options]) -> None:
-        self.total = len(listed)
-        self._waiting = [Proposal(number, options) for number, options in enumerate(listed)]
-
-    def ask(self) -> list[Proposal]:
-        """Return all trials, once."""
-        proposed, self._waiting = self._waiting, []
-        return proposed
-
-    def leaves(self, proposal: Proposal, stage: int, mean: float) -> bool:
-        """Return False: every trial is finished."""
-        del proposal, stage, mean
-        return False
-
-    def tell(self, proposal: Proposal, score: float | None) -> None:
-        """Ignore the score."""
-
-
-class OptunaSampler:
-    """Asks Optuna which options to try, and which trials to leave early.
+class Sampler:
+    """Proposes options in generations: those of a list, or those of Optuna's TPE.
 
     Args:
         space: The values that may be tried.
@@ -366,73 +306,91 @@ class OptunaSampler:
         prune: The rule by which trials are left.
         listed: The options to try; by default TPE proposes them. Within a generation, it takes
             proposals without a score for bad (a constant liar), so that trials differ.
+
+    Example:
+        >>> space = SearchSpace("tent", {"lr": Choices((0.1, 0.2))})
+        >>> sampler = Search().sampler_of(space)
+        >>> sampler.ask()[1], sampler.ask()
+        (Proposal(number=1, options={'lr': 0.2}), [])
     """
 
     def __init__(
         self,
         space: SearchSpace,
         trials: int,
-        seed: int,
+        seed: int = 0,
         prune: PrunerName | None = None,
         listed: Sequence[Options] | None = None,
     ) -> None:
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.total, self.prunes = trials, prune is not None
-        self._states, self._space, self._listed = optuna.trial.TrialState, space, listed
-        pruners = optuna.pruners
-        pruner = pruners.NopPruner()
-        if prune == "median":
-            pruner = pruners.MedianPruner(n_startup_trials=GENERATION)
-        elif prune == "halving":
-            pruner = pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
-        sampler = optuna.samplers.TPESampler(
-            seed=seed, n_startup_trials=STARTUP, multivariate=True, constant_liar=True
-        )
-        self._study = optuna.create_study(sampler=sampler, pruner=pruner)
-        kinds = optuna.distributions
-        self._distributions = {n: _distribution(kinds, each) for n, each in space.options.items()}
-        self._trials: list[Any] = []  # by number
+        self._space, self._listed = space, listed
+        self._study = None if listed and not prune else _study(seed, prune)
+        self._trials: list[Any] = []  # of Optuna, by number
+        self._asked = 0
 
     def ask(self) -> list[Proposal]:
-        """Return the next few trials."""
-        first = len(self._trials)
-        return [self._next(number) for number in range(first, min(first + GENERATION, self.total))]
+        """Return the next generation; an empty list when all trials were proposed."""
+        first = self._asked
+        self._asked = min(first + GENERATION if self._study else self.total, self.total)
+        return [self._next(number) for number in range(first, self._asked)]
 
     def _next(self, number: int) -> Proposal:
-        if self._listed is not None:
-            self._trials.append(self._study.ask())
+        distributions = None if self._listed else _distributions(self._space)
+        if self._study:
+            self._trials.append(self._study.ask(distributions))
+        if self._listed:
             return Proposal(number, self._listed[number])
-        trial = self._study.ask(self._distributions)
-        self._trials.append(trial)
         options = {}
         for name, each in self._space.options.items():
-            found = trial.params[name]
+            found = self._trials[number].params[name]
             options[name] = each.rounded(found) if isinstance(each, Range) else each.values[found]
         return Proposal(number, options)
 
     def leaves(self, proposal: Proposal, stage: int, mean: float) -> bool:
-        """Return whether the rule for pruning leaves it."""
+        """Return whether to leave a trial after a stage, given its mean error so far."""
+        if not self.prunes:
+            return False
         trial = self._trials[proposal.number]
         trial.report(mean, stage)
-        if not trial.should_prune():
-            return False
-        self._study.tell(trial, state=self._states.PRUNED)
-        return True
+        if pruned := bool(trial.should_prune()):
+            self._end(proposal, "PRUNED")
+        return pruned
 
     def tell(self, proposal: Proposal, score: float | None) -> None:
-        """Tell Optuna."""
-        trial = self._trials[proposal.number]
-        if score is None:
-            self._study.tell(trial, state=self._states.FAIL)
+        """Receive the score of a trial that ended; None if it failed."""
+        if self._study:
+            self._end(proposal, "FAIL" if score is None else "COMPLETE", score)
+
+    def _end(self, proposal: Proposal, state: str, score: float | None = None) -> None:
+        from optuna.trial import TrialState
+
+        self._study.tell(self._trials[proposal.number], score, state=TrialState[state])
+
+
+def _study(seed: int, prune: PrunerName | None) -> Any:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(
+        seed=seed, n_startup_trials=STARTUP, multivariate=True, constant_liar=True
+    )
+    pruner = optuna.pruners.NopPruner()
+    if prune == "median":
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=GENERATION)
+    elif prune == "halving":
+        pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
+    return optuna.create_study(sampler=sampler, pruner=pruner)
+
+
+def _distributions(space: SearchSpace) -> dict[str, Any]:
+    from optuna import distributions as kinds
+
+    found: dict[str, Any] = {}
+    for name, each in space.options.items():
+        if isinstance(each, Choices):  # by their places: values may be lists
+            found[name] = kinds.CategoricalDistribution(range(len(each.values)))
+        elif each.whole:
+            found[name] = kinds.IntDistribution(int(each.low), int(each.high), log=each.log)
         else:
-            self._study.tell(trial, score)
-
-
-def _distribution(kinds: Any, each: Choices | Range) -> Any:
-    if isinstance(each, Choices):  # by their places: values may be lists
-        return kinds.CategoricalDistribution(range(len(each.values)))
-    if each.whole:
-        return kinds.IntDistribution(int(each.low), int(each.high), log=each.log)
-    return kinds.FloatDistribution(each.low, each.high, log=each.log)
+            found[name] = kinds.FloatDistribution(each.low, each.high, log=each.log)
+    return found

@@ -15,7 +15,7 @@ import shlex
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -98,18 +98,6 @@ class Tuned:
     def best(self) -> Trial | None:
         """The best trial; None if none was finished."""
         return self.trials[0] if self.trials and self.trials[0].status == "done" else None
-
-
-@dataclass(frozen=True)
-class TrialUnit(Unit):
-    """A unit of a trial, with the options in its title."""
-
-    options: str = ""
-
-    @property
-    def title(self) -> str:
-        """The unit in a few words."""
-        return f"{super().title}  {self.options}".rstrip()
 
 
 @dataclass(eq=False)
@@ -210,47 +198,39 @@ class Tuning:
         return [*stages[:-1], (*stages[-1], CLEAN_CONDITION)]
 
 
+@dataclass(eq=False)
 class _TuningRun:
     """One search as it goes on: measures the proposals of a sampler."""
 
-    def __init__(
-        self,
-        tuning: Tuning,
-        subject: Subject,
-        results: Results,
-        engine: Engine,
-        retry_failed: bool,
-    ) -> None:
-        self._tuning, self._subject, self._results = tuning, subject, results
-        self._engine, self._retry_failed = engine, retry_failed
-        self._reporter = tuning.benchmark.reporter
-        self._units: dict[tuple[int, Condition], list[TrialUnit]] = {}
+    tuning: Tuning
+    subject: Subject
+    results: Results
+    engine: Engine
+    retry_failed: bool
+
+    def __post_init__(self) -> None:
+        self._units: dict[tuple[int, Condition], list[Unit]] = {}
         self._options: dict[Unit, Options] = {}
         self._outcomes: dict[Cell, Outcome] = {}  # as they are in the file
 
     def of(self, sampler: Sampler) -> Tuned:
         """Measure all trials."""
-        tuning = self._tuning
+        tuning, note = self.tuning, self.tuning.benchmark.reporter.note
         stages = tuning.stages(sampler.prunes)
-        every = [condition for stage in stages for condition in stage]
-        at_first = [(AS_IT_IS, condition) for condition in every]
         trials: list[Trial] = []
         while generation := sampler.ask():
             single = len(generation) == sampler.total and not sampler.prunes
             if not single:
-                last = generation[-1].number + 1
-                self._reporter.note(
-                    f"trials {generation[0].number + 1} to {last:,} of {sampler.total:,}"
-                )
-            trials += self._generation(sampler, generation, stages, at_first, announce=single)
-            at_first = []
+                first, last = (generation[at].number + 1 for at in (0, -1))
+                note(f"trials {first} to {last:,} of {sampler.total:,}")
+            before = [] if trials else [AS_IT_IS]
+            trials += self._generation(sampler, generation, stages, before, announce=single)
             if not single and (best := ranked(trials)[0]).score is not None:
-                options = in_words(best.options)
-                self._reporter.note(f"best so far: {options}  error {best.mean:.2f} %")
+                note(f"best so far: {in_words(best.options)}  error {best.mean:.2f} %")
         cells = {cell for units in self._units.values() for unit in units for cell in unit.cells}
-        rows = tuple(row for row in self._results.rows() if row.cell in cells)
-        source = self._ended(AS_IT_IS, every, None)
-        images, seed = len(self._subject.source.clean), tuning.search.seed
+        rows = tuple(row for row in self.results.rows() if row.cell in cells)
+        source = self._ended(AS_IT_IS, [each for stage in stages for each in stage], None)
+        images, seed = len(self.subject.source.clean), tuning.search.seed
         facts = (tuning.conditions, images, seed, rows)
         return Tuned(tuning.space.method, ranked(trials), source, *facts)
 
@@ -259,17 +239,16 @@ class _TuningRun:
         sampler: Sampler,
         living: list[Proposal],
         stages: Sequence[Sequence[Condition]],
-        at_first: Sequence[tuple[Proposal, Condition]],
+        before: Sequence[Proposal],
         *,
         announce: bool,
     ) -> list[Trial]:
-        """Measure some trials, stage by stage, and return how they ended."""
+        """Measure some trials, stage by stage, and return how they ended; `before` come first."""
         every = [condition for stage in stages for condition in stage]
         count, ended = 0, list[Trial]()
         for number, stage in enumerate(stages, start=1):
-            pairs = [(one, condition) for condition in stage for one in living]
-            self._measure([*at_first, *pairs], announce=announce)
-            at_first, count = [], count + len(stage)
+            self._measure([*before, *living], stage, announce=announce)
+            count += len(stage)
             measured, rest = every[:count], every[count:]
             still = []
             for one in living:
@@ -289,31 +268,32 @@ class _TuningRun:
         clean = self._ended(AS_IT_IS, [CLEAN_CONDITION], None).clean
         return math.inf if clean is None else clean
 
-    def _measure(self, pairs: Sequence[tuple[Proposal, Condition]], *, announce: bool) -> None:
-        # All options for one condition, then for the next: its images are made once.
-        order = {condition: number for number, (_, condition) in enumerate(reversed(pairs))}
-        pairs = sorted(pairs, key=lambda pair: -order[pair[1]])
-        units = dict.fromkeys(unit for pair in pairs for unit in self._units_of(*pair))
+    def _measure(
+        self, proposals: Sequence[Proposal], conditions: Sequence[Condition], *, announce: bool
+    ) -> None:
+        # All proposals under one condition, then under the next: its images are made once.
+        pairs = product(conditions, proposals)
+        units = [unit for condition, one in pairs for unit in self._units_of(one, condition)]
         run(
-            list(units),
-            self._subject,
-            self._results,
-            reporter=self._reporter,
-            retry_failed=self._retry_failed,
+            list(dict.fromkeys(units)),
+            self.subject,
+            self.results,
+            reporter=self.tuning.benchmark.reporter,
+            retry_failed=self.retry_failed,
             command=self._command,
-            engine=self._engine,
+            engine=self.engine,
             announce=announce,
         )
-        self._outcomes = {row.cell: row.outcome for row in self._results.rows()}
+        self._outcomes = {row.cell: row.outcome for row in self.results.rows()}
 
-    def _units_of(self, one: Proposal, condition: Condition) -> list[TrialUnit]:
+    def _units_of(self, one: Proposal, condition: Condition) -> list[Unit]:
         key = one.number, condition
         if key not in self._units:
-            plan = self._tuning.benchmark.plan
+            plan = self.tuning.benchmark.plan
             method = plan.methods[0] if one is not AS_IT_IS else SOURCE
             plan = replace(plan, methods=(method,), method={method: one.options})
-            found = units_of(plan, self._subject, plan.settings, [condition])
-            self._units[key] = [TrialUnit(unit.cells, in_words(one.options)) for unit in found]
+            found = units_of(plan, self.subject, plan.settings, [condition])
+            self._units[key] = [replace(unit, note=in_words(one.options)) for unit in found]
             self._options |= dict.fromkeys(self._units[key], one.options)
         return self._units[key]
 
@@ -338,20 +318,20 @@ class _TuningRun:
         if source_clean is None or clean is None or trial.mean is None:
             return trial
         harm = max(0.0, clean - source_clean)
-        return replace(trial, score=trial.mean + self._tuning.clean_weight * harm)
+        return replace(trial, score=trial.mean + self.tuning.clean_weight * harm)
 
     def _left(self, trial: Trial, rest: Sequence[Condition], measured: int) -> Trial:
         """Write rows for the conditions that are left out, and return the trial."""
         reason = (
-            f"mean error {trial.mean:.2f} % after {measured} of {len(self._tuning.conditions)} "
-            f"conditions; left by the rule {self._tuning.search.prune}"
+            f"mean error {trial.mean:.2f} % after {measured} of {len(self.tuning.conditions)} "
+            f"conditions; left by the rule {self.tuning.search.prune}"
         )
         one = Proposal(trial.number, trial.options)
         for condition in rest:
             for unit in self._units_of(one, condition):
                 if not any(cell in self._outcomes for cell in unit.cells):
                     command = shlex.join(self._command(unit))
-                    self._results.add(not_measured(unit, "pruned", reason, command))
+                    self.results.add(not_measured(unit, "pruned", reason, command))
         return replace(trial, status="pruned", reason=reason)
 
     def _command(self, unit: Unit) -> list[str]:
@@ -360,18 +340,18 @@ class _TuningRun:
         Every search measures clean images and the source, so that any condition and any options of
         the method will do for these.
         """
-        bench, cell = self._tuning.benchmark, unit.cells[0]
-        options = self._options[unit] or self._tuning.space.first()
+        bench, cell = self.tuning.benchmark, unit.cells[0]
+        options = self._options[unit] or self.tuning.space.first()
         name, severity = unit.conditions[0]
         if name == CLEAN:
-            name, severity = self._tuning.conditions[0]
+            name, severity = self.tuning.conditions[0]
         own = {
             "--conditions": f"{name}:{severity}",
             "--seed": cell.seed,
             "--split": bench.split if bench.split != "train" else None,
         }
         return bench.command_again(
-            "tune", [self._tuning.space.method], own, [*words_of(options)], cell, self._results.path
+            "tune", [self.tuning.space.method], own, [*words_of(options)], cell, self.results.path
         )
 
 
