@@ -139,10 +139,11 @@ def test_lines_are_told_apart_by_what_differs() -> None:
 def test_clean_images_join_every_table_of_the_same_conditions() -> None:
     tables = error_tables([*paper_grid(), *paper_grid("online"), *paper_grid(batch_size=50)])
     assert [table.columns[-1] for table in tables] == ["Clean"] * 3
-    (only,) = error_tables([row(cell("bn", CLEAN))])
+    rows = [row(cell("bn", CLEAN))]
+    (only,) = error_tables(rows)
     assert only.columns == ("method", "Clean")
     assert "clean images" in only.title
-    assert "over Clean" in headline([row(cell("bn", CLEAN))])[1]
+    assert "over Clean" in headline(rows, comparisons(rows))[1]
 
 
 def test_settings_beside_one_another() -> None:
@@ -290,7 +291,7 @@ def test_rows_of_before_are_shown_as_before_with_a_note() -> None:
         assert "seeds 0, 1: mean and standard deviation" in table.notes[0]
         assert table.notes[1] == NO_INTERVALS
         assert difference_table(comparisons(given)[0]) is None
-        assert NOT_TESTED in headline(given)
+        assert NOT_TESTED in headline(given, comparisons(given))
 
 
 def test_settings_and_the_papers_numbers_stand_beside_intervals_too() -> None:

@@ -124,7 +124,7 @@ def _largest_of_each(found: Sequence[Comparison]) -> list[Comparison]:
     """Return the largest comparison of each network and data set."""
     groups: dict[tuple[str, ...], list[Comparison]] = {}
     for each in found:
-        groups.setdefault(each.conditions[:3], []).append(each)
+        groups.setdefault(each.conditions[:3], []).append(each)  # network, weights, data
     return [largest(group) for group in groups.values()]
 
 

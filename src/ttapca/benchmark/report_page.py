@@ -107,12 +107,12 @@ def report(
     )
     # `Markup` goes into the page as it is: all of it is our own.
     return environment.get_template("report.html").render(
-        title=title(every),
-        question=question(every),
+        title=title(found),
+        question=question(found),
         choice=choice,
         choices=choices,
         version=__version__,
-        headline=headline(every),
+        headline=headline(every, found),
         remember=remember.replace(" %", "\u00a0%"),
         repaired=_repaired(repaired),
         bars=_bars(largest(found)) if found else [],

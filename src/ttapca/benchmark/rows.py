@@ -156,8 +156,7 @@ class ClassLabels:
     """The true classes of the test images of a data set, in the order of `Outcome.correct`.
 
     Attributes:
-        data: As `Cell.data` names the data set. There is one set of labels for it and each number
-            of images.
+        data: As `Cell.data` names the data set.
         names: Of the classes.
         numbers: The class of each image, as its place in `names`.
     """
@@ -174,18 +173,12 @@ class Fingerprint:
     A `Cell` has the last part of a path. A folder may get other content, or another one may have
     the same name, and its numbers would be taken for those that were measured.
 
-    Attributes:
-        key: The name, with all else by which a `Cell` tells such things apart.
-        images: How many of them are measured; 0 if it is no set of images.
-        digest: Tells it from others.
-        kind: Images, corrupted images or filter, for an error.
-        others: The measurements in the file, for an error.
-        renamed: What can be given another name instead, for an error.
     """
 
-    key: str
-    images: int
+    key: str  # the name, with all else by which a `Cell` tells such things apart
+    images: int  # 0 if it is no set of images
     digest: str
+    # Words for an error: images or filter, the measurements in the file, what to rename.
     kind: str
     others: str
     renamed: str

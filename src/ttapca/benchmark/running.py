@@ -54,7 +54,7 @@ def run(
     engine: Engine | None = None,
     announce: bool = True,
 ) -> None:
-    """Run what is not in the file yet.
+    """Run the units that are not in the file yet.
 
     A finished unit is written in one transaction. So a run that was killed at any moment can be
     started again, and ends with the same file as if nothing had happened. A unit whose worker dies
@@ -62,10 +62,10 @@ def run(
 
     Args:
         units: As `expand` returns them.
-        subject: What they are run on.
+        subject: Network, filter and images.
         results: Where finished measurements are looked up and written.
         reporter: Told how it goes. Each unit is one task, finished when its rows are in the file.
-        retry_failed: Whether to run again what has failed before.
+        retry_failed: Whether to run units again that failed before.
         command: Returns the words of the command that reproduces a unit, to be kept with it.
         engine: Where they are run; by default one after the other in this process. Anywhere else
             the same rows come in another order.
@@ -73,7 +73,7 @@ def run(
 
     Raises:
         OptionError: The file has measurements on something else of the same name.
-        StorageError: The disk is full or refuses; what was finished is in the file.
+        StorageError: The disk is full or refuses; finished units are in the file.
         DataNotFoundError: Corrupted images cannot be made or read.
         EngineError: The engine has no workers that can do it, or the network cannot be sent.
     """
@@ -144,12 +144,9 @@ def _local_work(subject: Subject, progress: _Progress) -> Callable[[Assignment],
 
 @dataclass(frozen=True)
 class RemoteWork:
-    """Runs units in other processes; it is small, and opens what it needs.
+    """Runs units in other processes; it is small, and opens its artifacts there.
 
-    Attributes:
-        subject: What they are run on.
-        images: Its clean images, as an artifact of their own.
-        conditions: Of all units: the images that are going to be made or read.
+    `conditions` are those of all units: the images that are going to be made or read.
     """
 
     subject: Artifact[Subject]
@@ -157,7 +154,7 @@ class RemoteWork:
     conditions: tuple[Condition, ...]
 
     def __call__(self, assignment: Assignment) -> Written:
-        """Run a unit, and return what is written of it."""
+        """Run a unit, and return its rows."""
         with _one_at_a_time:
             subject, unit = self._opened(), assignment.unit
             images = subject.source.images(unit.conditions)
@@ -237,11 +234,7 @@ def seconds_left(
 class _Progress:
     """Tells a reporter how a run goes, and how long the rest will take.
 
-    Args:
-        reporter: It is told of each unit; in this process, also of each batch.
-        todo: The units that are run.
-        units: How many there are with those that were finished before.
-        workers: How many units are run at the same time; 0 in this process.
+    With `workers`, it is told of each unit that ended; in this process, also of each batch.
     """
 
     def __init__(

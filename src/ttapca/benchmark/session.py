@@ -133,12 +133,9 @@ class Benchmark:
             return [row for row in results.rows() if row.cell in wanted]
 
     def prepare(self, to: Path | str, engine: Engine) -> Subject:
-        """Return the network, its filter and the images.
+        """Return network, filter and images, for an engine that is going to run the units.
 
-        Args:
-            to: The file of results, which is not made; a filter that is fitted now is kept beside
-                it.
-            engine: Where units are going to be run.
+        The file of results is not made. A filter that is fitted now is kept beside it.
 
         Raises:
             TtapcaError: Network, images or filter cannot be had, or the file is another one, or has
@@ -154,12 +151,21 @@ class Benchmark:
         _check_file(to, subject.fingerprints)
         if self.plan.needs_filter:
             subject.fitted = self._fitted(subject, to)
-            self._tell_of_basis(subject.fitted)
+            named = self.plan.made_for_pca
+            if named and not subject.fitted.basis.principal:
+                self.reporter.note(
+                    f"{' and '.join(named)} are made for principal components; this filter has "
+                    f"{subject.fitted.basis.kind.lower()}, so their results are not the paper's"
+                )
             check_shape(subject)
             if self._saved_filter is not None:
-                subject.fingerprints += (filter_fingerprint(subject, Path(self._saved_filter)),)
-        if engine.elsewhere:
-            subject.source.recipe = self._recipe(subject.source)
+                subject.fingerprints += (filter_fingerprint(subject, self._saved_filter),)
+        if engine.elsewhere:  # how a worker on another machine reads the measured images
+            path, plan = Path(self.plan.data), self.plan
+            data = str(path.absolute()) if path.exists() else plan.data
+            given = (data, self._data_root, self.size, self.shorter_side, plan.images)
+            fingerprint = subject.source.fingerprint
+            subject.source.recipe = ImageRecipe(*given, fingerprint, self.split)
         if self.plan.images is not None:
             self.reporter.note(f"{self._chosen.selection} of `{self._data_name}`")
         return subject
@@ -170,7 +176,7 @@ class Benchmark:
         `Cell.components` is 0 if only the fit says how many there are.
         """
         subject = self._subject()
-        if self.plan.needs_filter and self._saved_filter is not None:
+        if self._saved_filter is not None:
             subject.fitted = ttapca.load(self._saved_filter)
         elif self.plan.needs_filter:  # a placeholder with the right layer and rank, if it is known
             count = max(self.plan.components, default=0)
@@ -190,28 +196,21 @@ class Benchmark:
         return NetworkSource(self.plan.model)
 
     @property
-    def _saved_filter(self) -> Path | str | None:
-        """The folder of the filter; None if one is to be fitted."""
-        if self.filter is not None or self.plan.data != CIFAR10_500:
-            return self.filter
+    def _saved_filter(self) -> Path | None:
+        """The folder of the filter; None if one is to be fitted, or none is needed."""
+        if self.filter is not None:
+            return Path(self.filter)
         origin, plan = self._origin, self.plan
         usual = (plan.layer, plan.route, plan.outputs) == (None, "auto", None)
-        return origin.shipped_filter if usual and isinstance(origin, NetworkSource) else None
+        shipped = usual and plan.needs_filter and plan.data == CIFAR10_500
+        return origin.shipped_filter if shipped and isinstance(origin, NetworkSource) else None
 
     def load_network(self) -> nn.Module:
-        """Return the network, which is loaded once.
-
-        Raises:
-            TtapcaError: There is no such network, or it cannot be loaded.
-        """
+        """Return the network, which is loaded once."""
         return self._named_network[1]
 
     def images(self, split: Split) -> Images:
-        """Return all images of a split, which are read once.
-
-        Raises:
-            TtapcaError: They cannot be read.
-        """
+        """Return all images of a split, which are read once."""
         if split not in self._read:
             task = f"reading {self.plan.data}"
             self.reporter.advance(task, 0, None)
@@ -224,13 +223,6 @@ class Benchmark:
     def _data_root(self) -> Path | None:
         root = self.folder or self.root
         return Path(root).expanduser().absolute() if root else None
-
-    def _recipe(self, source: ImageSource) -> ImageRecipe:
-        """Return how a worker on another machine reads the measured images."""
-        path, plan = Path(self.plan.data), self.plan
-        data = str(path.absolute()) if path.exists() else plan.data
-        given = (data, self._data_root, self.size, self.shorter_side, plan.images)
-        return ImageRecipe(*given, source.fingerprint, self.split)
 
     @cached_property
     def _chosen(self) -> Choice:
@@ -280,7 +272,7 @@ class Benchmark:
         data = f"{data}, {chosen.per_class}" if chosen.drawn else data
         filter_name: str = "" if plan.route == "auto" else plan.route
         if self._saved_filter is not None:
-            filter_name = Path(self._saved_filter).absolute().name
+            filter_name = self._saved_filter.absolute().name
         subject = Subject(*self._named_network, data, source, filter_name=filter_name)
         if plan.outputs is not None:  # else every measurement would fail in turn
             two = TensorBatches(subject.source.clean[:2], 2)
@@ -352,14 +344,6 @@ class Benchmark:
 
         return kept_filter(kept, fit, self.reporter)
 
-    def _tell_of_basis(self, fitted: FittedFilter) -> None:
-        named = self.plan.made_for_pca
-        if named and not fitted.basis.principal:
-            self.reporter.note(
-                f"{' and '.join(named)} are made for principal components; this filter has "
-                f"{fitted.basis.kind.lower()}, so their results are not the paper's"
-            )
-
     def _tell_how_long(self, todo: list[Unit], subject: Subject, workers: int) -> None:
         if not todo:
             return
@@ -388,11 +372,8 @@ class Benchmark:
             # A folder has its images already: the command refuses a seed beside it.
             "--corruption-seed": None if plan.corrupted else plan.corruption_seed or None,
         }
-        options = [
-            f"{cell.method}.{name}={toml_value(value)}"
-            for name, value in plan.method.get(cell.method, {}).items()
-            if name not in ("steps", "lr")
-        ]
+        given = plan.method.get(cell.method, {}).items()
+        options = {f"{cell.method}.{n}": value for n, value in given if n not in ("steps", "lr")}
         return self.command_again("bench", (), own, options, cell, to)
 
     def command_again(
@@ -400,19 +381,14 @@ class Benchmark:
         command: str,
         arguments: Sequence[str],
         own: Mapping[str, object],
-        options: Sequence[str],
+        options: Mapping[str, object],
         cell: Cell,
         to: Path,
     ) -> list[str]:
         """Return the words of a command that measures a cell; none if the network has no name.
 
-        Args:
-            command: Such as `bench`.
-            arguments: That follow the network's name.
-            own: Options that only this command has; one that is None is left out.
-            options: The values of `--option`.
-            cell: The measurement, which says the rest.
-            to: The file of results.
+        `arguments` follow the network's name. `own` has the options that only this command has,
+        `options` the values of `--option` by name.
         """
         origin, plan = self._origin, self.plan
         if isinstance(origin, nn.Module):
@@ -438,8 +414,8 @@ class Benchmark:
             "--shorter-side": self.shorter_side,
         }
         words = option_words(every)
-        for option in options:
-            words += ["--option", option]
+        for name, value in options.items():
+            words += ["--option", f"{name}={toml_value(value)}"]
         return ["ttapca", command, origin.name, *arguments, *words, "--to", str(to)]
 
 

@@ -76,14 +76,8 @@ def dirichlet_stretches(
     one after another, in a random order. This is the order of NOTE (Gong et al., 2022) as the code
     of RoTTA (Yuan et al., 2023) makes it.
 
-    Args:
-        labels: Of the images; those of a class stay in the order that they have here.
-        concentration: Of the distribution, for every stretch. The lower it is, the fewer stretches
-            a class is found in.
-        random: Draws the shares, and the order of the classes.
-
-    Returns:
-        For each stretch the places of its images in `labels`. It may be empty.
+    The result has the places of the images in `labels`, for each stretch; it may be empty. The
+    lower the concentration, the fewer stretches a class is found in.
 
     Example:
         >>> labels = np.repeat([0, 1], 4)

@@ -66,12 +66,7 @@ class Subject:
         return fingerprint(self.network)
 
     def filter(self, components: int) -> FittedFilter:
-        """Return the filter with its first components.
-
-        Raises:
-            OptionError: There is no filter.
-            NotEnoughDataError: It has fewer components.
-        """
+        """Return the filter with its first components; raise if there is none, or has fewer."""
         if self.fitted is None:
             raise OptionError("This comparison needs a fitted filter; found none.")
         if components == self.fitted.n_components_:
@@ -95,12 +90,9 @@ class ImageCache:
     most: int
 
     def get(self, name: str, count: int, make: Callable[[], Iterable[Pixels]]) -> Pixels:
-        """Return the array of a name, which may be read-only.
+        """Return `count` images, which may be read-only; `make` gives them, some at a time.
 
-        Args:
-            name: Says everything that the pixels depend on.
-            count: How many images it has.
-            make: Gives the images, some at a time.
+        The name says everything that the pixels depend on.
         """
         path = self.folder / f"{hashlib.sha256(name.encode()).hexdigest()}.npy"
         try:
@@ -261,16 +253,9 @@ def choose_measured(labels: NDArray[np.int64], count: int | None, split: Split) 
 
 @dataclass(frozen=True)
 class ImageRecipe:
-    """How to read test images on another machine, under the same path.
+    """How to read the measured images on another machine, under the same path.
 
-    Attributes:
-        data: The data set, by name or path.
-        root: The folder of data sets.
-        size: Side of the centre that is cut out of pictures.
-        shorter_side: What the shorter side of a picture is brought to first.
-        count: How many images; None for all.
-        fingerprint: Of the images, as `Images.fingerprint` gives it.
-        split: Which images of the data set; of those for training, the last ones.
+    The attributes are those of a `Benchmark` and its plan; `root` is the folder of data sets.
     """
 
     data: str
@@ -282,12 +267,7 @@ class ImageRecipe:
     split: Split = "test"
 
     def __call__(self) -> Images:
-        """Return the images.
-
-        Raises:
-            DataNotFoundError: There is no such data set.
-            EngineError: There are other images in its place.
-        """
+        """Return the images; raise `EngineError` if there are other images in their place."""
         found = load(
             self.data, self.split, root=self.root, size=self.size, shorter_side=self.shorter_side
         )
@@ -312,9 +292,6 @@ def corrupted_fingerprints(subject: Subject, conditions: Iterable[Condition]) ->
 
     For each condition the first and last images count, with their labels: all of them may be
     gigabytes, and other noise shows in every image. So a folder may get more corruptions later.
-
-    Raises:
-        TtapcaError: The folder lacks a condition, or has other images than the clean ones.
     """
     folder = subject.source.folder
     if folder is None:

@@ -351,7 +351,7 @@ class _TuningRun:
             "--split": bench.split if bench.split != "train" else None,
         }
         return bench.command_again(
-            "tune", [self.tuning.space.method], own, [*words_of(options)], cell, self.results.path
+            "tune", [self.tuning.space.method], own, options, cell, self.results.path
         )
 
 
