@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ttapca.benchmark.paper_setting import needed_for_the_papers_setting
+from ttapca.benchmark.paper import needed_for_the_papers_setting
 from ttapca.datasets.cifar import MANIFEST_FILE
 from ttapca.networks import ARCHITECTURES, ImageNetwork
 

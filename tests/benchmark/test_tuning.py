@@ -16,10 +16,17 @@ import ttapca
 from ttapca import networks
 from ttapca.benchmark import Benchmark, Plan, Results, measurement
 from ttapca.benchmark.figures import tuning_figure
-from ttapca.benchmark.held_out import CONDITIONS, check_held_out, check_split, read_conditions
 from ttapca.benchmark.search import STARTUP, Choices, Range, Search, SearchSpace
 from ttapca.benchmark.svg import figure_file
-from ttapca.benchmark.tuning import Trial, Tuned, Tuning
+from ttapca.benchmark.tuning import (
+    CONDITIONS,
+    Trial,
+    Tuned,
+    Tuning,
+    check_held_out,
+    check_split,
+    read_conditions,
+)
 from ttapca.corruptions import EXTRA, STANDARD
 from ttapca.corruptions.small_images import corrupt_any_size
 from ttapca.datasets import Split, read_digits, to_tensor

@@ -1,8 +1,8 @@
 """Rows of results as a pandas DataFrame, sorted into comparisons.
 
-Two errors can be compared when network, data, severity, setting, batch size and number of images
-are the same: these are the *conditions*. All rows measured under the same conditions make one
-`Comparison`. One *line* of it is a method with its options, as in a table.
+Two errors can be compared if network, data, severity, setting, batch size and number of images are
+the same: these are the *conditions*. All rows of the same conditions make one `Comparison`. One
+*line* of it is a method with its options, as in a table.
 """
 
 from __future__ import annotations
@@ -168,15 +168,10 @@ class Comparison:
         return tuple(dict.fromkeys([*self.corruptions, *measured]))
 
     def standings(self, *names: str) -> dict[int, Standing]:
-        """Rank the lines by their errors, over the same images.
+        """Rank the lines by their mean errors over some corruptions, or all, on the same images.
 
-        Args:
-            names: Of corruptions, over which the mean is taken; all of the table by default. Seeds
-                that lack one of them are left out.
-
-        Returns:
-            By line; without lines that lack one of the corruptions. Empty if it is not known for
-            some line which images were right: an earlier ttapca measured it.
+        Seeds that lack one of the corruptions are left out, and lines without any seed. Empty if it
+        is not known for some line which images were right: an earlier ttapca measured it.
         """
         chosen = names or self.corruptions
         if chosen not in self._standings:
@@ -197,10 +192,7 @@ class Comparison:
         return dict(zip(tallies, found, strict=True))
 
     def tallies(self, *names: str) -> dict[int, ImageTally]:
-        """Return how often each line was wrong on each image.
-
-        Arguments and result are as for `standings`.
-        """
+        """Return how often each line was wrong on each image, as for `standings`."""
         whole = self._whole(names or self.corruptions)
         if (whole.correct == b"").any():
             return {}
@@ -256,13 +248,7 @@ def largest(found: Sequence[Comparison]) -> Comparison:
 
 
 def labels(lines: DataFrame) -> list[str]:
-    """Name each line by its method, and by options that tell it from others of the same method.
-
-    Example:
-        >>> same = {"method": "ttapca", "options": "{}", "layer": "", "steps": 1, "lr": 0.1}
-        >>> labels(DataFrame([same | {"components": 500}, same | {"components": 2000}]))
-        ['ttapca, L = 500', 'ttapca, L = 2000']
-    """
+    """Name each line by its method, and by options that tell it from others of the same method."""
     kinds = lines.groupby("method")[list(_WRITERS)].nunique()
     found = []
     for line in lines.to_dict("records"):

@@ -89,16 +89,9 @@ def difference_table(comparison: Comparison) -> ResultTable | None:
 def differences_to(
     comparison: Comparison, reference: int, *names: str, spread: bool = False
 ) -> dict[int, Value]:
-    """Return by how much the errors of lines lie above that of a line.
+    """Return by how much the errors of lines lie above that of a line; none if it has no error.
 
-    Args:
-        comparison: That all of them are in.
-        reference: The line; its own difference is 0.
-        names: One corruption; by default the mean errors are compared.
-        spread: Whether intervals are shown.
-
-    Returns:
-        By line. Empty if the reference has no error.
+    By default the mean errors are compared; `names` has one corruption.
     """
     decimals = decimals_of(comparison)
     if gaps := comparison.differences(reference, *names):
@@ -172,13 +165,10 @@ def _coloured(value: Value, scale: float) -> Value:
 
 
 def class_table(comparison: Comparison, labels: Sequence[ClassLabels]) -> ResultTable | None:
-    """Return the error of each method on the images of each class.
+    """Return the error of each method on the images of each class, a line for each class.
 
-    Of many classes, those are shown in which methods differ most.
-
-    Returns:
-        A line for each class, a column for each method. None with fewer than two classes, or if
-        the file does not say which class an image has, or which images were predicted right.
+    Of many classes, those are shown in which methods differ most. None with fewer than two classes,
+    or if the file has no classes of images, or no bits of predictions.
     """
     ours, tallies = comparison.conditions, comparison.tallies()
     found = [each for each in labels if (each.data, len(each.numbers)) == (ours.data, ours.images)]
@@ -226,10 +216,6 @@ def paper_tables(rows: Measurements) -> list[ResultTable]:
     """Return our errors beside the paper's, if it has the data set, the setting and the method.
 
     Each table is made from the comparison with the most corruptions and images.
-
-    Example:
-        >>> paper_tables([])
-        []
     """
 
     def size(each: Comparison) -> tuple[int, int]:

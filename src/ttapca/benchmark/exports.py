@@ -33,8 +33,8 @@ def export(rows: Measurements, form: str) -> str:
     Args:
         rows: As `Results.rows()` returns them, or as a frame.
         form: `csv` or `json` for every measurement with all its fields; `markdown` or `latex` for
-            the tables, and at the end what failed and why. Which images were predicted right is in
-            `json` only, packed as in `Outcome.correct` and written in hexadecimal digits.
+            the tables, with the failures at the end. Which images were predicted right is in `json`
+            only, packed as in `Outcome.correct` and written in hexadecimal digits.
 
     Raises:
         OptionError: There is no such format.
@@ -92,14 +92,7 @@ def markdown(table: ResultTable) -> str:
 
 
 def latex(table: ResultTable) -> str:
-    r"""Write a table in LaTeX, for the package `booktabs`: the best in bold, the notes below.
-
-    Example:
-        >>> from ttapca.benchmark.tables import Value
-        >>> line = (Value("bn"), Value("1.0", 1.0, "number", best=True))
-        >>> latex(ResultTable("50 %", ("method", "mean"), (line,))).splitlines()[7]
-        'bn & \\textbf{1.0} \\\\'
-    """
+    r"""Write a table in LaTeX, for the package `booktabs`: the best in bold, the notes below."""
     head, *body = _lines(table, _LATEX, " & ", r"\textbf{{{}}}")
     layout = "".join("l" if words else "r" for words in table.wordy)
     parts = [

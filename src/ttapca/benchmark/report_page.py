@@ -73,7 +73,7 @@ def report(
     repaired: Sequence[RepairedImage] = (),
     labels: Sequence[ClassLabels] = (),
 ) -> str:
-    """Write the page.
+    """Write the page: one HTML file that needs no other.
 
     Args:
         rows: As `Results.rows()` returns them.
@@ -81,9 +81,6 @@ def report(
         remember: A line that the page begins with; none by default.
         repaired: Images to show, whose prediction a method turned from wrong to right.
         labels: As `Results.labels()` returns them, for errors by class.
-
-    Returns:
-        One HTML file that needs no other.
 
     Example:
         >>> "Nothing has been measured yet." in report([])
@@ -105,6 +102,7 @@ def report(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"full_name": full_name, "data_uri": _data_uri}
     # `Markup` goes into the page as it is: all of it is our own.
     return environment.get_template("report.html").render(
         title=title(found),
@@ -114,7 +112,7 @@ def report(
         version=__version__,
         headline=headline(every, found),
         remember=remember.replace(" %", "\u00a0%"),
-        repaired=_repaired(repaired),
+        repaired=repaired,
         bars=_bars(largest(found)) if found else [],
         bars_title=largest(found).conditions.title if found else "",
         facts=facts(every),
@@ -137,7 +135,7 @@ def report(
 
 
 def facts(rows: Measurements) -> dict[str, list[str]]:
-    """Return what was run: names, and the values that occur, in the order in which they do."""
+    """Return the values that occur in the cells, by name, in the order in which they do."""
     every = frame(rows)
     if every.empty:
         return {}
@@ -174,12 +172,7 @@ def _duration(seconds: float) -> str:
 
 
 def glossary(rows: Measurements) -> list[tuple[str, str]]:
-    """Explain the methods and settings that occur, but for methods that this version lacks.
-
-    Example:
-        >>> glossary([])
-        []
-    """
+    """Explain the methods and settings that occur, but for methods that this version lacks."""
     from ttapca.methods import METHODS  # needs torch
 
     every = frame(rows)
@@ -191,7 +184,7 @@ def glossary(rows: Measurements) -> list[tuple[str, str]]:
 def condensed(commands: Iterable[str]) -> list[str]:
     """Join commands that differ in one list only, as often as that is possible.
 
-    Together they run what the commands would have run, no more and no less.
+    Together they run the same measurements, no more and no less.
 
     Example:
         >>> condensed(["ttapca bench m --seeds 0", "ttapca bench m --seeds 1"])
@@ -250,27 +243,17 @@ def _bars(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _examples(
     observations: Sequence[Observation], comparisons: Sequence[Comparison]
-) -> list[dict[str, Any]]:
+) -> dict[str, dict[str, tuple[bytes, ...]]]:
     """Return images before and after the filter, for some corruptions that differ."""
     pictured = [each for each in observations if each.before and each.after]
-    found = []
-    for name, own in shown_observations(pictured, comparisons).items():
-        strips = {"as it came": _data_uris(own[0].before)}
+    found = {}
+    for corruption, own in shown_observations(pictured, comparisons).items():
+        strips = {"as it came": own[0].before}
         for each in own:  # the first of each method
-            strips.setdefault(f"after {each.cell.method}", _data_uris(each.after))
-        found.append({"title": full_name(name), "strips": strips})
+            strips.setdefault(f"after {each.cell.method}", each.after)
+        found[corruption] = strips
     return found
 
 
-def _repaired(found: Sequence[RepairedImage]) -> list[dict[str, str]]:
-    """Return repaired images, with the words below them."""
-    return [
-        vars(each)
-        | {"title": full_name(each.corruption)}
-        | dict(zip(("before", "after"), _data_uris([each.before, each.after]), strict=True))
-        for each in found
-    ]
-
-
-def _data_uris(images: Iterable[bytes]) -> list[str]:
-    return ["data:image/png;base64," + base64.b64encode(png).decode() for png in images]
+def _data_uri(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()

@@ -1,8 +1,8 @@
 """How sure a mean error is, and which methods are told apart: statistics over the test images.
 
 Test images are a sample: with others, every error would be another one. All methods predict the
-same images under every corruption, so what is sampled is an image with all of its predictions. From
-its share of wrong ones follow, without drawing random numbers:
+same images under every corruption, so one draw is an image with all of its predictions. From its
+share of wrong ones follow, without drawing random numbers:
 
 - the 95 % interval of a mean error, by Student's distribution. A bootstrap over images tends to the
   same interval, because the error is a mean over images;
@@ -29,12 +29,7 @@ VANISHED = 1e-25  # even a million of these change no p-value
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean over images, in percent.
-
-    Attributes:
-        mean: Of the images that were measured.
-        half_width: Of the 95 % interval around it.
-    """
+    """A mean over images in percent, and half the width of its 95 % interval."""
 
     mean: float
     half_width: float
@@ -116,16 +111,10 @@ def _half_width(values: NDArray[np.float64]) -> float:
 
 
 def sign_flip_p(differences: NDArray[np.int64]) -> float:
-    """Return how often random signs make the sum of these differences at least as large.
+    """Return how often random signs make the sum of whole numbers at least as large: a p-value.
 
     All signs are considered, not a sample of them: the distribution of the sum is the inverse
     Fourier transform of its characteristic function, a product of cosines.
-
-    Args:
-        differences: Whole numbers, one for each image.
-
-    Returns:
-        The two-sided p-value; 1 where the sum is zero.
 
     Example:
         >>> round(sign_flip_p(np.array([1, 1, 1, 0, 1])), 9)  # 2 of 16 ways to choose signs
@@ -182,12 +171,10 @@ def differences(tallies: Sequence[ImageTally], reference: int) -> list[Differenc
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a method stands among others on the same images.
+    """The rank of a method among others on the same images, and its error.
 
-    Attributes:
-        rank: 1 for the lowest error and for all that are not told apart from it. The lowest of the
-            others has the next rank, which it shares in the same way.
-        error: Its error.
+    The rank is 1 for the lowest error and for all that are not told apart from it. The lowest of
+    the others has the next rank, which it shares in the same way.
     """
 
     rank: int

@@ -64,9 +64,8 @@ class SearchOptions:
 
     def tuning(self, method: str, benchmark: Benchmark, seed: int) -> Tuning:
         """Return the search for the best options of a method."""
-        from ttapca.benchmark.held_out import CONDITIONS, read_conditions
         from ttapca.benchmark.search import Search, SearchSpace
-        from ttapca.benchmark.tuning import Tuning
+        from ttapca.benchmark.tuning import CONDITIONS, Tuning, read_conditions
 
         sampler, prune = cast("SamplerName", self.sampler), cast("PrunerName", self.prune)
         words = arguments.separated(self.conditions)
