@@ -1,4 +1,4 @@
-"""What `ttapca demo` shows: three tables, one line to remember, and images that were repaired."""
+"""The output of `ttapca demo`: three tables, one line to remember, and repaired images."""
 
 from __future__ import annotations
 
@@ -35,12 +35,7 @@ def demo_tables(rows: Measurements) -> list[ResultTable]:
 
 
 def mean_errors(rows: Measurements) -> DataFrame:
-    """Return the mean error of each method, in percent.
-
-    Returns:
-        A row for each setting, of corrupted and of clean images: the index is
-        `(setting, is clean)`. A column for each method, in the order in which they were run.
-    """
+    """Return the mean error of each method in percent; the index is `(setting, is clean)`."""
     every = frame(rows)
     clean = (every.corruption == CLEAN).rename("clean")
     means = every.groupby(["setting", clean, "method"]).error.mean().unstack("method")
@@ -64,7 +59,7 @@ def _clean_table(every: DataFrame) -> ResultTable:
 
 
 def line_to_remember(rows: Measurements) -> str:
-    """Say in one sentence what the demo found."""
+    """Return the finding of the demo in one sentence."""
     means = mean_errors(rows).round(1)
     clean, batches = means.loc[IN_BATCHES, True], means.loc[IN_BATCHES, False]
     single = means.loc[ONE_BY_ONE, False]
@@ -82,15 +77,9 @@ def line_to_remember(rows: Measurements) -> str:
 
 @dataclass(frozen=True)
 class RepairedImage:
-    """One image whose prediction a method turned from wrong to right.
+    """One image whose predicted class a method turned from wrong to right.
 
-    Attributes:
-        corruption: What was done to the image.
-        method: What turned its prediction.
-        wrong: The class that the untouched network sees.
-        right: The class that the method sees, which is the true one.
-        before: The image as it came, as PNG.
-        after: The same image as the filter hands it to the rest of the network.
+    It is a PNG as it came, and as the filter hands it to the rest of the network.
     """
 
     corruption: str
@@ -105,11 +94,7 @@ def repaired_images(cells: Iterable[Cell], subject: Subject) -> list[RepairedIma
     """Return images that the untouched network gets wrong and a method gets right.
 
     They are chosen by one rule: of the first corruption of each family, the first images of the
-    stream, within the first batch.
-
-    Args:
-        cells: Measurements of one corruption each, by a method with a filter that acts on images.
-        subject: What they were measured on.
+    stream, within the first batch. The method of the cells has a filter that acts on images.
     """
     chosen: dict[str, Cell] = {}
     for cell in cells:

@@ -116,17 +116,8 @@ def kept_filter(
 ) -> FittedFilter:
     """Load the filter that is kept in a folder; if there is none, fit it now and keep it.
 
-    Of several processes that want it at once, one fits it, and the others wait.
-
-    Args:
-        folder: Of the filter. A lock stays beside the folder that it is in; if the fit fails, a new
-            folder and its lock are removed.
-        fit: Returns the filter.
-        reporter: Told that another process is waited for.
-
-    Raises:
-        StorageError: The folder cannot be written to, or the disk is full.
-        SavedFilterError: The folder holds something else.
+    Of several processes that want it at once, one fits it, and the others wait: a lock stays beside
+    the folder that it is in. If the fit fails, a new folder and its lock are removed.
     """
 
     def waiting(holder: str) -> None:

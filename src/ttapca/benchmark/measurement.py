@@ -183,11 +183,7 @@ def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
 
 
 def estimate_seconds(units: Sequence[Unit], subject: Subject) -> tuple[float, dict[str, str]]:
-    """Estimate how long the methods of these units will take, without making the images.
-
-    Returns:
-        The seconds of those that run; and for each method that fails, why.
-    """
+    """Estimate the seconds of these units without making the images; say which methods fail."""
     images: dict[Cell, int] = defaultdict(int)
     for unit in units:  # without what hardly changes the speed
         images[replace(unit.cells[0], corruption=CLEAN, severity=0, seed=0)] += unit.images
@@ -212,10 +208,7 @@ def estimate_seconds(units: Sequence[Unit], subject: Subject) -> tuple[float, di
 def observe(
     cell: Cell, adapter: Adapter, subject: Subject, images: Images, order: NDArray[np.int64]
 ) -> Observation | None:
-    """Return spectrum, gains and pictures of the images, which arrived in this order.
-
-    None for a method without a filter.
-    """
+    """Return spectrum, gains and pictures; None for a method without a filter."""
     filters = [part for part in adapter.surfaces.modules() if isinstance(part, SpectralFilter)]
     if not filters or subject.fitted is None:
         return None
@@ -250,11 +243,7 @@ def observe(
 
 @torch.no_grad()
 def check_shape(subject: Subject) -> None:
-    """Refuse a filter that does not fit the layer's input or output, before any work.
-
-    Raises:
-        ShapeError: It does not fit, or the network does not take the images.
-    """
+    """Raise `ShapeError` before any work if the filter does not fit, or the network the images."""
     if subject.fitted is not None:
         one = subject.source.clean.subset(np.arange(1))
         with explained_shape(tuple(to_tensor(one.images).shape[1:])):
@@ -274,12 +263,10 @@ def _filter_input(subject: Subject, fitted: FittedFilter, images: Images) -> Ten
 def undo_normalisation(
     subject: Subject, images: Tensor, samples: Tensor
 ) -> Callable[[Tensor], NDArray[np.uint8]] | None:
-    """Return what makes pixels of samples; None if these are no images, normalised or not.
+    """Return a function from samples to pixels; None if these are no images, normalised or not.
 
-    Args:
-        subject: Its network made the samples.
-        images: In [0, 1], shape (batch, channels, height, width).
-        samples: The input of a layer for these images.
+    `samples` are the input of a layer of the subject's network for these images, which are in [0,
+    1] and of shape (batch, channels, height, width).
     """
     if samples.shape != images.shape or samples.shape[1] not in (1, 3):
         return None

@@ -331,8 +331,8 @@ def units_of(
 def _among(stream: Sequence[Condition]) -> str:
     """Return how `Cell.corrupted` names conditions that share an adaptation.
 
-    Clean images have no severity of their own, so that of the others is named for them. The usual
-    one is left out: files of earlier versions never name it.
+    Clean images have no severity, so that of the others is named for them; not the usual one, which
+    files of earlier versions never name.
     """
     names = tuple(name for name, _ in stream)
     if names == STANDARD:

@@ -95,7 +95,7 @@ class Results:
         return [self._row(values) for values in found]
 
     def observations(self) -> list[Observation]:
-        """Return what the filters did, in the order of the rows."""
+        """Return the observations of filters, in the order of the rows."""
         pictures: dict[tuple[int, str], list[bytes]] = {}
         for result, stage, png in self._read(
             "SELECT result, stage, png FROM pictures ORDER BY result, stage, number"
@@ -136,14 +136,14 @@ class Results:
         return {row.cell: row.outcome.status for row in self.rows()}
 
     def add(self, rows: Iterable[Row], observations: Iterable[Observation] = ()) -> None:
-        """Write what was run together: all of it or, when anything goes wrong, nothing.
+        """Write all rows or, when anything goes wrong, none.
 
         Args:
-            rows: Rows to write. One whose cell is in the file already replaces it, in its place.
+            rows: One whose cell is in the file already replaces it, in its place.
             observations: Of some of these rows.
 
         Raises:
-            StorageError: The disk is full or refuses; what was there before stays.
+            StorageError: The disk is full or refuses; the file stays as it was.
         """
         with self._errors_explained(), self._transaction():
             numbers = {row.cell: self._put(row) for row in rows}
@@ -151,11 +151,7 @@ class Results:
                 self._put_observation(numbers[observation.cell], observation)
 
     def add_labels(self, labels: ClassLabels) -> None:
-        """Write the true classes of the test images, in place of those with the same name.
-
-        Raises:
-            StorageError: The disk is full or refuses; what was there before stays.
-        """
+        """Write the true classes of the test images, in place of those with the same name."""
         numbers = np.array(labels.numbers, layout.NUMBER).tobytes()
         values = (labels.data, len(labels.numbers), json.dumps(labels.names), numbers)
         with self._errors_explained(), self._transaction():
@@ -166,7 +162,6 @@ class Results:
 
         Raises:
             OptionError: A name stands for something else in this file; then none is written down.
-            StorageError: The disk is full or refuses.
         """
         with self._errors_explained(), self._transaction():
             for one in fingerprints:
@@ -187,11 +182,7 @@ class Results:
     def reserved(
         self, waiting: Callable[[str], None] | None = None
     ) -> AbstractContextManager[object]:
-        """Be the only run that fills the file; wait while another one does.
-
-        Args:
-            waiting: Called once with who holds the file, if one has to wait.
-        """
+        """Be the only run that fills the file; `waiting` is told once who else does."""
         return queued(self.path.with_name(f"{self.path.name}-lock"), waiting)
 
     def _cell(self, stored: Sequence[Any]) -> Cell:

@@ -44,12 +44,7 @@ STYLE: Any = {
 
 
 def look(number: int) -> dict[str, Any]:
-    """Return colour, marker and dash of one style, as keywords of matplotlib.
-
-    Example:
-        >>> look(1)["color"], look(1)["marker"], look(1)["fillstyle"]
-        ('#d55e00', 's', 'full')
-    """
+    """Return colour, marker and dash of one style, as keywords of matplotlib."""
     return {
         "color": PALETTE[number % len(PALETTE)],
         "marker": MARKERS[number % len(MARKERS)],
@@ -62,11 +57,6 @@ def styles_of(methods: Iterable[str]) -> dict[str, int]:
     """Return the number of each method's style, see `look`; it does not depend on the others.
 
     Only methods that this version does not know take the next numbers, in the order given.
-
-    Example:
-        >>> styles = styles_of(["source", "wiener", "yours"])
-        >>> look(styles["source"])["color"], look(styles["wiener"])["color"]
-        ('#70747c', '#0072b2')
     """
     from ttapca.methods import METHODS  # needs torch
 
@@ -117,11 +107,7 @@ def check_format(suffix: str) -> None:
 
 
 def figure_file(figure: ReportFigure, suffix: str) -> bytes:
-    """Return a figure as the content of a `.svg`, `.png` or `.pdf` file.
-
-    Raises:
-        OptionError: There is no such format.
-    """
+    """Return a figure as the content of a `.svg`, `.png` or `.pdf` file."""
     import matplotlib as mpl
 
     check_format(suffix)

@@ -240,7 +240,8 @@ class _TuningRun:
             before = [] if trials else [AS_IT_IS]
             trials += self._generation(sampler, generation, stages, before, announce=single)
             if not single and (best := ranked(trials)[0]).score is not None:
-                note(f"best so far: {in_words(best.options)}  error {best.mean:.2f} %")
+                options = " ".join(words_of(best.options))
+                note(f"best so far: {options}  error {best.mean:.2f} %")
         cells = {cell for units in self._units.values() for unit in units for cell in unit.cells}
         rows = tuple(row for row in self.results.rows() if row.cell in cells)
         source = self._ended(AS_IT_IS, [each for stage in stages for each in stage], None)
@@ -307,7 +308,8 @@ class _TuningRun:
             method = plan.methods[0] if one is not AS_IT_IS else SOURCE
             plan = replace(plan, methods=(method,), method={method: one.options})
             found = units_of(plan, self.subject, plan.settings, [condition])
-            self._units[key] = [replace(unit, note=in_words(one.options)) for unit in found]
+            title = " ".join(words_of(one.options))
+            self._units[key] = [replace(unit, note=title) for unit in found]
             self._options |= dict.fromkeys(self._units[key], one.options)
         return self._units[key]
 
@@ -390,16 +392,6 @@ def words_of(options: Options, before: str = "") -> list[str]:
     return [f"{before}{name}={toml_value(value)}" for name, value in options.items()]
 
 
-def in_words(options: Options) -> str:
-    """Return options for people.
-
-    Example:
-        >>> in_words({"lr": 0.01, "steps": 2})
-        'lr=0.01 steps=2'
-    """
-    return " ".join(words_of(options))
-
-
 # Held-out conditions -----------------------------------------------------------------------------
 
 
@@ -433,15 +425,7 @@ def check_held_out(conditions: Sequence[Condition]) -> None:
 
 
 def read_conditions(words: Sequence[str]) -> tuple[Condition, ...]:
-    """Return the conditions of words such as `fog:4` or `extra:5`.
-
-    Raises:
-        OptionError: A word is something else, or names what is reported.
-
-    Example:
-        >>> read_conditions(["fog:4", "spatter:5"])
-        (('fog', 4), ('spatter', 5))
-    """
+    """Return the conditions of words such as `fog:4` or `extra:5`; refuse reported ones."""
     found: list[Condition] = []
     for word in words:
         name, _, severity = word.partition(":")
@@ -462,14 +446,7 @@ def read_conditions(words: Sequence[str]) -> tuple[Condition, ...]:
 def check_split(data: str, split: Split, read: Callable[[Split], Images]) -> None:
     """Refuse test images if there are training images, and training images that are the same.
 
-    Args:
-        data: The data set, by name or path.
-        split: The images that options are to be chosen on.
-        read: Returns the images of a split.
-
-    Raises:
-        OptionError: The split is not one to choose options on.
-        DataNotFoundError: There is no such data set.
+    `split` has the images of `data` that options are to be chosen on; `read` returns those of one.
     """
     try:
         training = read("train")
