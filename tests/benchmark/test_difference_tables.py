@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -174,7 +174,7 @@ def test_ours_beside_the_papers() -> None:
         statistics.fmean(error(cell("tent", name)) for name in STANDARD) - theirs[1].number
     )
     rows = [row(cell("bn", name), error=30.0) for name in ("fog", "snow")]
-    extra = dataclasses.replace(rows[0].cell, corruption="spatter")  # which the paper has not
+    extra = replace(rows[0].cell, corruption="spatter")  # which the paper has not
     (table,) = paper_tables([*rows, Row(extra, rows[0].outcome)])
     assert table.columns == ("method", "Mean of 2", "Snow", "Fog")
     assert [line[1].text for line in table.rows] == ["30.0", "16.27", "+13.73"]

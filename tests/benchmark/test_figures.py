@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import dataclasses
 import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -74,7 +74,7 @@ def test_a_figure_is_drawn_where_there_are_results_for_it() -> None:
         "rank", "steps", "batch", "parameters", "cost", "entropy",
         "spectrum-gaussian_noise", "spectrum-defocus_blur",
     ]  # fmt: skip
-    other = [Row(dataclasses.replace(r.cell, data="cifar100"), r.outcome) for r in paper_grid()]
+    other = [Row(replace(r.cell, data="cifar100"), r.outcome) for r in paper_grid()]
     names = [figure.name for figure in figures([*paper_grid(), *other])]
     assert names == ["parameters", "parameters-2", "cost", "cost-2", "entropy", "entropy-2"]
 
@@ -140,7 +140,7 @@ def test_spectra_are_thinned_but_keep_their_ends() -> None:
     assert len(x) < 200
     assert points(drawn["this stream"])[1][-1] == seen.test_spectrum[-1]
     assert list(curves(figure, 1)) == ["gain of ttapca-relu", "gain of ttapca-exp"]
-    empty = dataclasses.replace(seen, source_spectrum=(), test_spectrum=(), gains=())
+    empty = replace(seen, source_spectrum=(), test_spectrum=(), gains=())
     assert figures([], [empty]) == []
 
 
@@ -214,7 +214,7 @@ def test_corruptions_are_shown_in_which_methods_differ_most() -> None:
 
     first = observations()[0]
     names = ("gaussian_noise", "shot_noise", "impulse_noise", "fog", "snow")
-    seen = [dataclasses.replace(first, cell=cell("ttapca-exp", name)) for name in names]
+    seen = [replace(first, cell=cell("ttapca-exp", name)) for name in names]
     gaps = {
         "gaussian_noise": 1.0,
         "shot_noise": -4.0,
@@ -225,7 +225,7 @@ def test_corruptions_are_shown_in_which_methods_differ_most() -> None:
     assert list(shown_observations(seen, comparisons(differ(gaps)))) == ["shot_noise", "fog"]
     assert list(shown_observations(seen, [])) == ["gaussian_noise", "snow"]  # the first of each
     assert shown_observations([], []) == {}
-    clean = dataclasses.replace(first, cell=cell("ttapca-exp", "clean"))
+    clean = replace(first, cell=cell("ttapca-exp", "clean"))
     assert list(shown_observations([clean, clean, seen[3]], [])) == ["fog"]
 
 
@@ -282,7 +282,7 @@ def test_a_file_has_a_size_and_its_own_colours() -> None:
 def test_words_are_escaped_and_not_read_as_mathematics() -> None:
     rows = [row(cell("bn", "fog", options=f'{{"a": "<b>$x$ & {each}"}}')) for each in "yz"]
     figure = by_name([*rows, row(cell("tent", "fog"))])["parameters"]
-    svg = page_svg(dataclasses.replace(figure, title='"><script>'))
+    svg = page_svg(replace(figure, title='"><script>'))
     assert "<script>" not in svg
     assert "&lt;b&gt;$x$ &amp; y" in svg
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import html
 import itertools
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -87,8 +87,8 @@ def test_sections_are_there_when_they_have_something_to_say(page: str) -> None:
 
 def test_methods_and_settings_are_explained() -> None:
     rows = [row(cell("tent", "fog")), row(cell("bn", "fog", setting="online"))]
-    yours = dataclasses.replace(cell("bn", "fog"), method="yours")
-    rows.append(dataclasses.replace(rows[0], cell=yours))
+    yours = replace(cell("bn", "fog"), method="yours")
+    rows.append(replace(rows[0], cell=yours))
     explained = dict(glossary(rows))
     assert list(explained) == ["tent", "bn", "episodic", "online"]
     assert explained["tent"] == METHODS["tent"].summary

@@ -8,23 +8,14 @@ import numpy as np
 import pytest
 
 import ttapca
-from benchmark.worlds import small_subject
-from ttapca.benchmark import Benchmark, ImageSource, Plan, Results, Row
-from ttapca.corruptions import STANDARD, corrupt
+from benchmark.worlds import DIGITS_PLAN, small_subject
+from ttapca.benchmark import Benchmark, ImageSource, Results, Row
+from ttapca.corruptions import corrupt
 from ttapca.corruptions.small_images import corrupt_any_size
 from ttapca.datasets import Images, read_digits, to_tensor
 from ttapca.errors import DataFormatError, DataNotFoundError, NotEnoughDataError, OptionError
 
-PLAN = Plan(
-    model="digits",
-    data="digits",
-    methods=("ttapca-relu",),
-    corruptions=("fog", "clean"),
-    settings=("online",),
-    batch_sizes=(25,),
-    components=(16,),
-    images=50,
-)
+PLAN = DIGITS_PLAN.changed(corruptions=("fog", "clean"))
 UNFILTERED = PLAN.changed(methods=("bn",))
 
 
@@ -53,19 +44,6 @@ def test_large_images_say_which_severities_they_have() -> None:
     assert source.name == "generated with imagenet-c, seed 0"
     found = source.images([("contrast", 3)]).images
     assert np.array_equal(found, corrupt(pixels, "contrast", 3, table="imagenet-c"))
-
-
-@pytest.mark.parametrize("corruption", STANDARD)
-def test_small_grey_images(corruption: str) -> None:
-    digits = read_digits()[:20]
-    spoilt = ImageSource(digits).images([(corruption, 5)])
-    assert spoilt.images.shape == digits.images.shape
-    assert spoilt.labels.tolist() == digits.labels.tolist()
-    difference = np.abs(spoilt.images.astype(int) - digits.images)
-    assert 1 < difference.mean() < 150
-    # An image's randomness is its own: fewer images, the same pixels.
-    fewer = ImageSource(digits[:5]).images([(corruption, 5)])
-    assert np.array_equal(fewer.images, spoilt.images[:5])
 
 
 def test_a_small_image_is_blurred_as_a_large_one_is() -> None:

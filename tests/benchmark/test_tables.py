@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -152,7 +152,7 @@ def test_settings_beside_one_another() -> None:
     assert setting_tables(comparisons(rows[: 2 * len(rows) // 3])) == []  # two are few
     mixed = "generated, seed 0, among clean and all the others"
     rows = [
-        dataclasses.replace(one, cell=dataclasses.replace(one.cell, corrupted=mixed))
+        replace(one, cell=replace(one.cell, corrupted=mixed))
         if one.cell.setting == "mixed"
         else one
         for one in rows
@@ -283,7 +283,7 @@ def test_a_line_that_lacks_a_corruption_has_no_rank() -> None:
 def test_rows_of_before_are_shown_as_before_with_a_note() -> None:
     rows = grid({"bn": 21.0, "tent": 40.0}, seeds=2)
     known = frame(rows)
-    old = dataclasses.replace(rows[0], outcome=dataclasses.replace(rows[0].outcome, correct=b""))
+    old = replace(rows[0], outcome=replace(rows[0].outcome, correct=b""))
     for given in ([old, *rows[1:]], known.assign(correct=b""), known.drop(columns="correct")):
         (table,) = error_tables(given)
         assert "rank" not in table.columns
@@ -296,7 +296,7 @@ def test_rows_of_before_are_shown_as_before_with_a_note() -> None:
 
 def test_settings_and_the_papers_numbers_stand_beside_intervals_too() -> None:
     rows = [
-        Row(dataclasses.replace(each.cell, setting=setting), each.outcome)
+        Row(replace(each.cell, setting=setting), each.outcome)
         for setting in ("episodic", "online", "correlated")
         for each in grid({"source": 40.0, "bn": 21.0, "tent": 20.8})
     ]

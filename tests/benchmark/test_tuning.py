@@ -160,10 +160,7 @@ def test_a_trial_that_fails_is_last(tmp_path: Path) -> None:
 
 
 @given(
-    low=st.floats(1e-6, 1.0),
-    factor=st.floats(1.01, 1e6),
-    log=st.booleans(),
-    share=st.floats(0, 1),
+    low=st.floats(1e-6, 1.0), factor=st.floats(1.01, 1e6), log=st.booleans(), share=st.floats(0, 1)
 )
 def test_numbers_stay_in_their_range(low: float, factor: float, log: bool, share: float) -> None:
     one = Range(low, low * factor, log, points=5)
