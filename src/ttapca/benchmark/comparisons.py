@@ -58,7 +58,7 @@ def frame(rows: Measurements) -> DataFrame:
 
 
 class Conditions(NamedTuple):
-    """What all numbers of one table share."""
+    """The values that all numbers of one table share."""
 
     model: str
     weights: str
@@ -97,7 +97,7 @@ class Comparison:
     """All results that were measured under the same conditions.
 
     Attributes:
-        conditions: What they share.
+        conditions: The values that they share.
         corruptions: The columns of the table, in the paper's order. Clean images are not among
             them, unless nothing else was measured.
         rows: The results; the column `line` has the number of each row's line.

@@ -32,8 +32,8 @@ def recommended_layer(
 
     Args:
         network: Any module.
-        images: Those that it is to take, or the shape of one: channels, height and width.
-        reporter: Told what would be better, if anything.
+        images: Of the size that it is to take; or the shape of one: channels, height and width.
+        reporter: Told of a better choice, if there is one.
 
     Raises:
         OptionError: No layer can carry a filter.
@@ -138,4 +138,4 @@ def kept_filter(
                     parent.rmdir()
                     lock.unlink()
             raise
-    return ttapca.load(folder)  # also a new one: what is saved in float32 rounds alike next time
+    return ttapca.load(folder)  # also a new one: float32, as saved, rounds alike next time

@@ -33,11 +33,11 @@ DEPLOYED_COSTS = ("milliseconds", "times_source")  # columns of the lines
 
 
 class Finding:
-    """What one comparison shows of its mean errors.
+    """The finding of one comparison of mean errors.
 
     Attributes:
         ranked: The lines that have a mean error, the lowest first.
-        first: Those with the lowest error and all that are not told apart from it.
+        first: The lines with the lowest error, and all that are not told apart from it.
         tested: Whether differences were tested; if not, `first` has the lowest only.
         source_is_first: Whether no method is shown to have a lower error than the source.
     """

@@ -146,8 +146,8 @@ def measure(
 def _packed(correct: NDArray[np.bool_], numbers: NDArray[np.int64], images: int) -> bytes:
     """Return which images were predicted right, in the order of the images, as packed bits.
 
-    `numbers` are those of the images in the order of the stream; the images of another corruption
-    are `images` further on.
+    `numbers` has the images in the order of the stream; those of another corruption are `images`
+    further on.
     """
     in_order = np.zeros(images, dtype=bool)
     in_order[numbers % images] = correct
@@ -185,7 +185,7 @@ def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
 def estimate_seconds(units: Sequence[Unit], subject: Subject) -> tuple[float, dict[str, str]]:
     """Estimate the seconds of these units without making the images; say which methods fail."""
     images: dict[Cell, int] = defaultdict(int)
-    for unit in units:  # without what hardly changes the speed
+    for unit in units:  # corruption and order hardly change the speed
         images[replace(unit.cells[0], corruption=CLEAN, severity=0, seed=0)] += unit.images
     seconds, failures = 0.0, dict[str, str]()
     for cell, count in images.items():

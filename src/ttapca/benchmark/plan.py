@@ -1,4 +1,4 @@
-"""`Plan`: what to compare, from a TOML file, a preset or Python; and its units of work."""
+"""`Plan`: the methods and conditions to compare, from TOML or Python; and its units of work."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Plan:
     def changed(self, **values: Any) -> Plan:
         """Return the same plan with other values; None leaves a value as it is.
 
-        Options of single methods are added to those that are there.
+        Options of single methods are added to the ones of the plan.
         """
         given = {name: value for name, value in values.items() if value is not None}
         own: dict[str, Mapping[str, Any]] = dict(self.method)

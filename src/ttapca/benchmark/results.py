@@ -37,7 +37,7 @@ class Results:
     """A file of results.
 
     Args:
-        path: The file; it is made where there is none.
+        path: The file; it is made if there is none.
         readonly: Whether to read only, which also works in a folder that cannot be written to;
             then no file is made.
 
@@ -158,7 +158,7 @@ class Results:
             self._connection.execute("INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?)", values)
 
     def check_fingerprints(self, fingerprints: Iterable[Fingerprint]) -> None:
-        """Compare fingerprints with those in the file; write down those of new names.
+        """Compare fingerprints with the file's; write down the ones of new names.
 
         Raises:
             OptionError: A name stands for something else in this file; then none is written down.

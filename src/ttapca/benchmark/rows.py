@@ -38,8 +38,8 @@ class Cell:
         severity: 1 to 5; 0 for clean images.
         setting: How the images arrive, and when adaptation forgets.
         method: One of `ttapca.METHODS`.
-        options: The method's own options as JSON with sorted names, and what the outputs of the
-            network mean if the plan says it.
+        options: The method's own options as JSON with sorted names, and the kind of the network's
+            outputs if the plan says it.
         layer: Where the filter sits, and its name if it was given, or the route of its fit if the
             plan says it; empty without a filter.
         components: How many the filter has; 0 without a filter.
@@ -70,11 +70,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was measured, and on which machine.
+    """The numbers of a measurement, and the machine that made them.
 
     Attributes:
         status: `done`, `failed`, or `pruned`: `ttapca tune` left it out, because the options did
-            badly before. Only what is done has measured values.
+            badly before. Only `done` has measured values.
         reason: Why it failed or was left out; empty when done.
         error: Share of wrong predictions, in percent.
         calibration_error: Expected distance between confidence and accuracy, in percent.
@@ -116,7 +116,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a file of results: what was run, and what came out."""
+    """One row of a file of results: a measurement and its numbers."""
 
     cell: Cell
     outcome: Outcome
@@ -132,7 +132,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a filter did during one measurement.
+    """Spectrum, gains and pictures of a filter during one measurement.
 
     Attributes:
         cell: The measurement; its method has a filter.
@@ -171,14 +171,14 @@ class Fingerprint:
     """The content that a name in a `Cell` stands for, in one file of results.
 
     A `Cell` has the last part of a path. A folder may get other content, or another one may have
-    the same name, and its numbers would be taken for those that were measured.
+    the same name; its numbers would be taken for the measured ones.
 
     """
 
     key: str  # the name, with all else by which a `Cell` tells such things apart
     images: int  # 0 if it is no set of images
     digest: str
-    # Words for an error: images or filter, the measurements in the file, what to rename.
+    # Words for an error: images or filter, the measurements in the file, the thing to rename.
     kind: str
     others: str
     renamed: str

@@ -1,4 +1,4 @@
-"""Run units of work: skip what is finished, write down what fails, and go on with the rest.
+"""Run units of work: skip finished ones, write down failures, and go on with the rest.
 
 Units are run in this process, or by the workers of an engine, which open network, filter and images
 as artifacts. Only this process writes to the file of results.
@@ -146,7 +146,7 @@ def _local_work(subject: Subject, progress: _Progress) -> Callable[[Assignment],
 class RemoteWork:
     """Runs units in other processes; it is small, and opens its artifacts there.
 
-    `conditions` are those of all units: the images that are going to be made or read.
+    `conditions` are the images that all units together make or read.
     """
 
     subject: Artifact[Subject]
@@ -174,7 +174,7 @@ class RemoteWork:
 
 @contextmanager
 def _remote_work(subject: Subject, units: Sequence[Unit], folder: Path) -> Iterator[RemoteWork]:
-    """Write what workers need into a folder, which is there as long as the block."""
+    """Write the artifacts of workers into a folder, which is there as long as the block."""
     shutil.rmtree(folder, ignore_errors=True)  # a killed run has left it
     make_folder(folder)
     try:

@@ -58,14 +58,14 @@ class Benchmark:
     """A plan, its network and its data: `ttapca bench` in Python.
 
     Attributes:
-        plan: What to compare.
-        network: A network of your own, or a source of one; by default what the plan names.
+        plan: The methods, and the conditions to compare them in.
+        network: A network of your own, or a source of one; by default the plan's `model`.
         filter: The folder of a saved filter; by default one is fitted, and kept beside the results.
             Data without training images take the one that ships with their network.
         root: The folder that `ttapca data get` fills: data sets, and the photographs of frost.
         folder: Where the data sets are, if not in `root`.
         size: Side of the centre that is cut out of pictures.
-        shorter_side: What the shorter side of a picture is brought to first; `size` by default.
+        shorter_side: Pictures are first brought to this shorter side; `size` by default.
         reporter: Told how it goes.
         split: Which images are measured: those for testing, or the last of those for training,
             which `ttapca tune` takes.
@@ -97,17 +97,17 @@ class Benchmark:
         estimate: bool = False,
         engine: Engine | str | None = None,
     ) -> list[Row]:
-        """Run what is not in a file of results yet.
+        """Make the measurements that are not in a file of results yet.
 
         Args:
             to: The file; it is made if there is none.
-            retry_failed: Whether to run again what has failed before.
+            retry_failed: Whether to repeat measurements that failed before.
             estimate: Whether to try each method first, and tell the reporter how long it will take.
             engine: Where to run it: `joblib:4` for four processes, `dask://HOST:PORT` for a
                 cluster; see `ttapca.engines`. By default it is run in this process.
 
         Returns:
-            The rows of all measurements in the plan, including those that were there before.
+            The rows of all measurements in the plan, also of earlier runs.
 
         Raises:
             TtapcaError: Network, images or filter cannot be had, or the file cannot be written.

@@ -1,4 +1,4 @@
-"""What methods are compared on: the network, its filter, and the test images."""
+"""The subject of a comparison: the network, its filter, and the test images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENDS = 50  # images at either end of a corruption whose pixels are compared
 
 @dataclass(eq=False)
 class Subject:
-    """What stays the same in a comparison.
+    """The network, the filter and the images of a comparison.
 
     Attributes:
         name: The network's name as the user gave it.
@@ -143,7 +143,7 @@ class ImageSource:
         seed: For making corrupted images.
         textures: The folder with the photographs of frost.
         rows: Which of all test images the clean ones are; the first ones by default.
-        cache: Where several processes share the images that they make.
+        cache: Shares the images that several processes make.
         recipe: Reads the clean images on another machine.
 
     Example:
@@ -179,7 +179,7 @@ class ImageSource:
         return self.clean.fingerprint()
 
     def check(self, conditions: Sequence[Condition]) -> None:
-        """Raise now what would stop a run hours later: missing photographs or files."""
+        """Raise now if photographs or files are missing, which would stop a run hours later."""
         corrupted = [condition for condition in conditions if condition[0] != CLEAN]
         if self.folder is not None:
             for condition in corrupted:

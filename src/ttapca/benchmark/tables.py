@@ -260,7 +260,7 @@ def _with_best(lines: Sequence[Line]) -> tuple[Line, ...]:
 
 
 def _best_marked(column: Line) -> Line:
-    """Mark values that are not told apart from the lowest; without ranks, those that look equal."""
+    """Mark values that are not told apart from the lowest, or without ranks look equal to it."""
 
     def shown(value: Value) -> float:
         return math.inf if value.number is None else float(value.text.split()[0].rstrip(PARTIAL))

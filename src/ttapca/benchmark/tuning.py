@@ -124,8 +124,8 @@ class Tuning:
         space: The values that may be tried.
         search: How it is searched.
         conditions: Corruptions and severities, in the order in which pruning looks at them.
-        clean_weight: What each point of error on clean images above the source's adds to the score,
-            beside the mean error over conditions.
+        clean_weight: Points of the score for each point of error on clean images above the
+            source's; the rest of the score is the mean error over conditions.
 
     Raises:
         OptionError: A condition is one that is reported; or a setting joins conditions, which are
@@ -446,7 +446,7 @@ def read_conditions(words: Sequence[str]) -> tuple[Condition, ...]:
 def check_split(data: str, split: Split, read: Callable[[Split], Images]) -> None:
     """Refuse test images if there are training images, and training images that are the same.
 
-    `split` has the images of `data` that options are to be chosen on; `read` returns those of one.
+    Options are to be chosen on a split of `data`; `read` returns the images of one.
     """
     try:
         training = read("train")
@@ -464,6 +464,6 @@ def check_split(data: str, split: Split, read: Callable[[Split], Images]) -> Non
         )
     if not single and split == "test":
         raise OptionError(
-            f"Options are chosen on training images where there are any; `{data}` has "
+            f"Options are chosen on training images if there are any; `{data}` has "
             f"{len(training):,}, and the test images were asked for. Leave --split out."
         )

@@ -11,7 +11,7 @@ share of wrong ones follow, without drawing random numbers:
   on each image could as well be exchanged. It is exact; with one prediction of each image it is
   that of McNemar's test.
 
-These intervals leave out what depends on the order of the images; several seeds show that.
+The order of the images is not in these intervals; several seeds show its effect.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ImageTally:
 
     def above(self, other: ImageTally) -> Difference:
         """Return by how much this error lies above that of another method on the same images."""
-        # Whole numbers, also where one method was measured with more seeds than the other.
+        # Whole numbers, also if one method was measured with more seeds than the other.
         gaps = self.wrong * other.predictions - other.wrong * self.predictions
         shares = 100 * gaps / (self.predictions * other.predictions)
         return Difference(float(shares.mean()), _half_width(shares), sign_flip_p(gaps))
