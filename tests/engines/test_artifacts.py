@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmark.worlds import small_subject
-from ttapca.benchmark.subject import ImageCache, ImageRecipe
+from ttapca.benchmark.subject import ImageCache, read_measured
 from ttapca.datasets import read_digits
 from ttapca.engines import artifacts
 from ttapca.engines.artifacts import (
@@ -183,7 +183,7 @@ def test_a_full_disk_is_not_kept_full(tmp_path: Path) -> None:
 
 def test_images_of_another_machine() -> None:
     digits = read_digits()
-    right = ImageRecipe("digits", None, None, None, 40, digits[:40].fingerprint())
-    np.testing.assert_array_equal(right().images, digits.images[:40])
+    right = ("digits", "test", 40, digits[:40].fingerprint())
+    np.testing.assert_array_equal(read_measured(*right).images, digits.images[:40])
     with pytest.raises(EngineError, match=r"the same test images; here those of `digits` are"):
-        dataclasses.replace(right, count=39)()
+        read_measured("digits", "test", 39, digits[:40].fingerprint())

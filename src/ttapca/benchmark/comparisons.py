@@ -75,21 +75,14 @@ class Conditions(NamedTuple):
         return cls(*(getattr(cell, name) for name in cls._fields))
 
     @property
-    def stream(self) -> str:
-        """All but the network and its data, in one line; a batch size of 0 is left out."""
-        severity = f"severity {self.severity}" if self.severity else "clean images"
-        parts = [severity, self.setting, *([self.batches] if self.batch_size else [])]
-        return ", ".join([*parts, f"{self.images:,} images"])
-
-    @property
-    def batches(self) -> str:
-        """How many images a method sees at once."""
-        return "one image at a time" if self.batch_size == 1 else f"batches of {self.batch_size}"
-
-    @property
     def title(self) -> str:
-        """The conditions in one line."""
-        return f"{self.model} on {self.data}, {self.stream}"
+        """The conditions in one line; a batch size of 0 is left out."""
+        severity = f"severity {self.severity}" if self.severity else "clean images"
+        parts = [f"{self.model} on {self.data}", severity, self.setting]
+        if self.batch_size:
+            single = self.batch_size == 1
+            parts.append("one image at a time" if single else f"batches of {self.batch_size}")
+        return ", ".join([*parts, f"{self.images:,} images"])
 
 
 @dataclass(frozen=True, eq=False)

@@ -267,13 +267,9 @@ def _beside_paper(comparison: Comparison, line: int, printed: paper.PaperRow) ->
     differs = len(names) == len(printed.errors) and printed.mean_differs
     text = f"{mean:.2f} ({note})" if differs else f"{mean:.2f}"
     theirs.insert(0, Value(text, mean, "number", note=note if differs else ""))
-    gaps = [
-        MISSING if value.number is None else _plain_difference(value.number - error)
-        for value, error in zip(own, [mean, *errors], strict=True)
-    ]
+    gaps = []
+    for value, error in zip(own, [mean, *errors], strict=True):
+        gap = math.nan if value.number is None else value.number - error
+        gaps.append(MISSING if math.isnan(gap) else Value(signed(gap, 2), gap, "number"))
     lines = {"ours": own, "paper": theirs, "difference": gaps}
     return [(Value(f"{printed.method}, {name}"), *values) for name, values in lines.items()]
-
-
-def _plain_difference(gap: float) -> Value:
-    return Value(signed(gap, 2), gap, "number")

@@ -66,19 +66,7 @@ def export(rows: Measurements, form: str) -> str:
 
 
 def markdown(table: ResultTable) -> str:
-    r"""Write a table in Markdown: the title above, the best in bold, the notes below.
-
-    Example:
-        >>> from ttapca.benchmark.tables import Value
-        >>> line = (Value("a|b"), Value("1.0", 1.0, "number", best=True))
-        >>> print(markdown(ResultTable("errors", ("method", "mean"), (line,))))
-        ### errors
-        <BLANKLINE>
-        | method | mean |
-        |:--|--:|
-        | a\|b | **1.0** |
-        <BLANKLINE>
-    """
+    """Write a table in Markdown: the title above, the best in bold, the notes below."""
     head, *body = _lines(table, _MARKDOWN, " | ", "**{}**")
     parts = [
         f"### {table.title.translate(_MARKDOWN)}\n",
@@ -92,7 +80,7 @@ def markdown(table: ResultTable) -> str:
 
 
 def latex(table: ResultTable) -> str:
-    r"""Write a table in LaTeX, for the package `booktabs`: the best in bold, the notes below."""
+    """Write a table in LaTeX, for the package `booktabs`: the best in bold, the notes below."""
     head, *body = _lines(table, _LATEX, " & ", r"\textbf{{{}}}")
     layout = "".join("l" if words else "r" for words in table.wordy)
     parts = [

@@ -61,31 +61,12 @@ def usual_fit(
     reporter: Reporter | None = None,
     engine: Engine | None = None,
 ) -> FittedFilter:
-    """Fit a filter with a number of components, or with the usual number.
+    """Fit a filter with a number of components, or with the usual number; see `ttapca.fit`.
 
     The usual number is all of them if `ttapca.fit` takes cosines: these cost next to nothing, and
-    the last ones show noise. Otherwise it is the paper's, or as many as there are.
-
-    Args:
-        network: Any module.
-        layer: Dotted path of the layer.
-        batches: Source images; read more than once.
-        components: How many components; the usual number by default.
-        principal: Whether a method for principal components is going to use it. Then the paper's
-            number of these is asked for; cosines remain for images that are too large or too few.
-        route: See `ttapca.fit`, also for `outputs` and `engine`.
-        outputs: What the outputs of the network mean.
-        reporter: Told how it goes.
-        engine: Reads shards.
-
-    Raises:
-        TtapcaError: As `ttapca.fit` does.
-
-    Example:
-        >>> from ttapca.datasets import read_digits
-        >>> batches = TensorBatches(read_digits("train"), 250)
-        >>> usual_fit(networks.load("digits-small-cnn"), "conv1", batches)
-        FittedFilter(layer='conv1', 60 components, 1201 samples, folded (1, 8, 8) -> (16, 8, 8))
+    the last ones show noise. Otherwise it is the paper's, or as many as there are. A `principal`
+    filter is for a method of the paper: it has principal components, unless images are too large or
+    too few.
     """
     progress = Steps(reporter or Silent(), f"fitting {layer}")
     options: dict[str, Any] = {"route": route, "outputs": outputs, "engine": engine}

@@ -107,12 +107,10 @@ def _rows(
 def measure(
     unit: Unit, subject: Subject, images: Images, watch: Watch | None = None
 ) -> list[Measured]:
-    """Put a unit's method on the network, send the images through it, and measure.
+    """Measure each cell of a unit: numbers, named as in `Outcome`, and an observation.
 
-    Returns:
-        For each cell its numbers, named as in `Outcome`, and an observation of the filter. If
-        corruptions take turns in one stream, the updates are those of the whole stream. If they
-        change from time to time, only the last one is observed: the gains are for it.
+    If corruptions take turns in one stream, the updates are those of the whole stream. If they
+    change from time to time, only the last one is observed: the gains are for it.
     """
     cell = unit.cells[0]
     labels = subject.source.clean.labels
@@ -331,13 +329,7 @@ def machine() -> dict[str, str]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one core: faster for small tensors, and sums round alike on any machine.
-
-    Example:
-        >>> with one_thread():
-        ...     torch.get_num_threads()
-        1
-    """
+    """Compute on one core: faster for small tensors, and sums round alike on any machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

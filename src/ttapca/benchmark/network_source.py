@@ -142,12 +142,7 @@ class NetworkSource:
 
 
 def option_words(options: Mapping[str, object]) -> list[str]:
-    """Return options as words of a command line; None is left out, and True is a switch.
-
-    Example:
-        >>> option_words({"--eps": 1e-3, "--weights": None, "--any-size": True})
-        ['--eps', '0.001', '--any-size']
-    """
+    """Return options as words of a command line; None is left out, and True is a switch."""
     given = {name: value for name, value in options.items() if value is not None}
     pairs = ([name] if value is True else [name, str(value)] for name, value in given.items())
     return [word for pair in pairs for word in pair]

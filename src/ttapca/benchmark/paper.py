@@ -104,17 +104,8 @@ def needed_for_the_papers_setting(
 ) -> list[str]:
     """Return a sentence for each difference to the paper's setting, with the way to get it.
 
-    Args:
-        data: `cifar10` or `cifar100`; the paper has no other.
-        network: As it is measured.
-        corrupted: The folder with corrupted images; None if they are made.
-        images: How many of each corruption; None for all.
-
-    Example:
-        >>> from ttapca import networks
-        >>> wide = networks.build("wrn-28-10", normalisation="none")
-        >>> needed_for_the_papers_setting("cifar10", wide, Path("CIFAR-10-C"), 1000)
-        ['Images of each corruption: 1,000 here, 10,000 in the paper; leave out --quick.']
+    Corrupted images without a folder are made in memory. For data that the paper does not have,
+    there are no sentences.
     """
     from ttapca.datasets.cifar import read_manifest
 

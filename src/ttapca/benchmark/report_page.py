@@ -182,14 +182,7 @@ def glossary(rows: Measurements) -> list[tuple[str, str]]:
 
 
 def condensed(commands: Iterable[str]) -> list[str]:
-    """Join commands that differ in one list only, as often as that is possible.
-
-    Together they run the same measurements, no more and no less.
-
-    Example:
-        >>> condensed(["ttapca bench m --seeds 0", "ttapca bench m --seeds 1"])
-        ['ttapca bench m --seeds 0,1']
-    """
+    """Join commands that differ in one list only; together they run the same measurements."""
     found = [_words(command) for command in dict.fromkeys(commands)]
     for option in LISTS:
         # By place of the value and all other words: the values.

@@ -297,21 +297,10 @@ class Proposal:
 
 
 class Sampler:
-    """Proposes options in generations: those of a list, or those of Optuna's TPE.
+    """Proposes options in generations: the ones of a list, or else the ones of Optuna's TPE.
 
-    Args:
-        space: The values that may be tried.
-        trials: How many.
-        seed: For TPE.
-        prune: The rule by which trials are left.
-        listed: The options to try; by default TPE proposes them. Within a generation, it takes
-            proposals without a score for bad (a constant liar), so that trials differ.
-
-    Example:
-        >>> space = SearchSpace("tent", {"lr": Choices((0.1, 0.2))})
-        >>> sampler = Search().sampler_of(space)
-        >>> sampler.ask()[1], sampler.ask()
-        (Proposal(number=1, options={'lr': 0.2}), [])
+    Optuna also says which trials to leave, if there is a rule for it. Within a generation, TPE
+    takes proposals without a score for bad (a constant liar), so that trials differ.
     """
 
     def __init__(

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,13 +24,13 @@ from ttapca.benchmark.results import Results
 from ttapca.benchmark.rows import CLEAN, Cell, Fingerprint, Row
 from ttapca.benchmark.running import run, unfinished
 from ttapca.benchmark.subject import (
-    ImageRecipe,
     ImageSource,
     Subject,
     choose_measured,
     corrupted_fingerprints,
     filter_fingerprint,
     images_fingerprint,
+    read_measured,
 )
 from ttapca.datasets import CIFAR10_500, FROST, Choice, Images, Split, TensorBatches, choose, load
 from ttapca.engines.engine import Engine, engine_of
@@ -160,12 +161,12 @@ class Benchmark:
             check_shape(subject)
             if self._saved_filter is not None:
                 subject.fingerprints += (filter_fingerprint(subject, self._saved_filter),)
-        if engine.elsewhere:  # how a worker on another machine reads the measured images
-            path, plan = Path(self.plan.data), self.plan
-            data = str(path.absolute()) if path.exists() else plan.data
-            given = (data, self._data_root, self.size, self.shorter_side, plan.images)
-            fingerprint = subject.source.fingerprint
-            subject.source.recipe = ImageRecipe(*given, fingerprint, self.split)
+        if engine.elsewhere:
+            path, fingerprint = Path(self.plan.data), subject.source.fingerprint
+            data = str(path.absolute()) if path.exists() else self.plan.data
+            subject.source.recipe = partial(
+                read_measured, data, self.split, self.plan.images, fingerprint, **self._reading
+            )
         if self.plan.images is not None:
             self.reporter.note(f"{self._chosen.selection} of `{self._data_name}`")
         return subject
@@ -214,15 +215,16 @@ class Benchmark:
         if split not in self._read:
             task = f"reading {self.plan.data}"
             self.reporter.advance(task, 0, None)
-            sizes = {"size": self.size, "shorter_side": self.shorter_side}
-            self._read[split] = load(self.plan.data, split, root=self._data_root, **sizes)
+            self._read[split] = load(self.plan.data, split, **self._reading)
             self.reporter.advance(task, 1, 1)
         return self._read[split]
 
     @property
-    def _data_root(self) -> Path | None:
-        root = self.folder or self.root
-        return Path(root).expanduser().absolute() if root else None
+    def _reading(self) -> dict[str, Any]:
+        """How images are read."""
+        folder = self.folder or self.root
+        root = Path(folder).expanduser().absolute() if folder else None
+        return {"root": root, "size": self.size, "shorter_side": self.shorter_side}
 
     @cached_property
     def _chosen(self) -> Choice:
@@ -427,10 +429,5 @@ def _check_file(to: Path, fingerprints: Sequence[Fingerprint]) -> None:
 
 
 def toml_value(value: object) -> str:
-    """Write a plain value as `--option` reads it: the JSON of a plain value is TOML as well.
-
-    Example:
-        >>> toml_value(["conv1", True, 0.5])
-        '["conv1", true, 0.5]'
-    """
+    """Write a plain value as `--option` reads it: the JSON of a plain value is TOML as well."""
     return json.dumps(value, ensure_ascii=False)

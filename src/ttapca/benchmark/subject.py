@@ -161,7 +161,7 @@ class ImageSource:
     textures: Path | None = None
     rows: NDArray[np.int64] | None = None
     cache: ImageCache | None = None
-    recipe: ImageRecipe | None = None
+    recipe: Callable[[], Images] | None = None
     _kept: tuple[tuple[Condition, ...], Images] | None = field(default=None, init=False, repr=False)
 
     @property
@@ -251,33 +251,23 @@ def choose_measured(labels: NDArray[np.int64], count: int | None, split: Split) 
     return choose(labels, count, order="stored", last=split == "train")
 
 
-@dataclass(frozen=True)
-class ImageRecipe:
-    """How to read the measured images on another machine, under the same path.
+def read_measured(
+    data: str, split: Split, count: int | None, fingerprint: str, **how: Any
+) -> Images:
+    """Read the measured images on another machine, under the same path; `how` is for `load`.
 
-    The attributes are those of a `Benchmark` and its plan; `root` is the folder of data sets.
+    Raises:
+        DataNotFoundError: There is no such data set.
+        EngineError: There are other images in its place.
     """
-
-    data: str
-    root: Path | None
-    size: int | None
-    shorter_side: int | None
-    count: int | None
-    fingerprint: str
-    split: Split = "test"
-
-    def __call__(self) -> Images:
-        """Return the images; raise `EngineError` if there are other images in their place."""
-        found = load(
-            self.data, self.split, root=self.root, size=self.size, shorter_side=self.shorter_side
+    found = load(data, split, **how)
+    found = choose_measured(found.labels, count, split).of(found)
+    if found.fingerprint() != fingerprint:
+        raise EngineError(
+            f"Every worker must have the same test images; here those of `{data}` are others. Copy "
+            "the data, or put the results into a folder that all workers share."
         )
-        found = choose_measured(found.labels, self.count, self.split).of(found)
-        if found.fingerprint() != self.fingerprint:
-            raise EngineError(
-                f"Every worker must have the same test images; here those of `{self.data}` are "
-                "others. Copy the data, or put the results into a folder that all workers share."
-            )
-        return found
+    return found
 
 
 def images_fingerprint(subject: Subject) -> Fingerprint:

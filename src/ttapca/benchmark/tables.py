@@ -79,13 +79,7 @@ Line = tuple[Value, ...]
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table without markup; its notes are sentences for below it.
-
-    Example:
-        >>> line = (Value("bn"), Value("20.4", 20.4, "number"))
-        >>> ResultTable("errors", ("method", "mean"), (line,)).wordy
-        (True, False)
-    """
+    """A table without markup; its notes are sentences for below it."""
 
     title: str
     columns: tuple[str, ...]

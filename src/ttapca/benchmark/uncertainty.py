@@ -115,10 +115,6 @@ def sign_flip_p(differences: NDArray[np.int64]) -> float:
 
     All signs are considered, not a sample of them: the distribution of the sum is the inverse
     Fourier transform of its characteristic function, a product of cosines.
-
-    Example:
-        >>> round(sign_flip_p(np.array([1, 1, 1, 0, 1])), 9)  # 2 of 16 ways to choose signs
-        0.125
     """
     from scipy.fft import irfft, next_fast_len
 
@@ -145,12 +141,7 @@ def sign_flip_p(differences: NDArray[np.int64]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for their number (Holm, 1979).
-
-    Example:
-        >>> holm([0.04, 0.01, 0.5])
-        [0.08, 0.03, 0.5]
-    """
+    """Correct p-values for their number (Holm, 1979)."""
     order = np.argsort(p_values, kind="stable")
     corrected, least = [0.0] * len(p_values), 0.0
     for place, number in enumerate(order.tolist()):
@@ -182,13 +173,7 @@ class Standing:
 
 
 def standings(tallies: Sequence[ImageTally]) -> list[Standing]:
-    """Rank methods by their error; those that are not told apart share a rank.
-
-    Example:
-        >>> good, bad = (ImageTally(np.arange(100) % each == 0, 1) for each in (5, 2))
-        >>> [each.rank for each in standings([good, bad, good])]
-        [1, 3, 1]
-    """
+    """Rank methods by their error; methods that are not told apart share a rank."""
     errors = [tally.error for tally in tallies]
     ranks: dict[int, int] = {}
     remaining = sorted(range(len(tallies)), key=lambda number: errors[number].mean)
