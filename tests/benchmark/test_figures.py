@@ -312,19 +312,15 @@ def test_the_command_writes_one_figure(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_figures_draw_the_interval_of_the_images() -> None:
     rows = with_bits([each for each in sweeps() if each.cell.setting == "episodic"])
-    drawn = {figure.name: figure for figure in figures(rows)}
+    drawn = by_name(rows)
     for name in ("rank", "cost"):
         assert "95 % interval over images" in drawn[name].caption
         assert "standard deviation" not in drawn[name].caption
-    handles, names = drawn["rank"].drawing.axes[0].get_legend_handles_labels()
-    bars = dict(zip(names, handles, strict=True))["ttapca-exp"][2][0].get_segments()
-    for components, bar in zip((50, 200, 1000, 2000), bars, strict=True):
-        own = [
-            wrong(each)
-            for each in rows
-            if each.cell.method == "ttapca-exp"
-            and (each.cell.components, each.cell.setting, each.cell.batch_size)
-            == (components, "episodic", 200)
-        ]
+    widths = []
+    for components in (50, 200, 1000, 2000):
+        wanted = ("ttapca-exp", components, 200)
+        cells = [(each.cell.method, each.cell.components, each.cell.batch_size) for each in rows]
+        own = [wrong(each) for each, cell in zip(rows, cells, strict=True) if cell == wanted]
         assert len(own) == 6  # two corruptions, three seeds
-        assert float(np.ptp(bar[:, 1])) / 2 == pytest.approx(half_width(np.mean(own, axis=0)))
+        widths.append(half_width(np.mean(own, axis=0)))
+    assert spreads(curves(drawn["rank"])["ttapca-exp"]) == pytest.approx(widths)

@@ -13,7 +13,6 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ttapca.benchmark import Cell, Observation, Outcome, Results, Row
@@ -94,29 +93,6 @@ def test_labels_that_make_no_sense(path: Path, change: str, message: str) -> Non
         connection.execute(f"UPDATE labels SET {change}")
     with Results(path, readonly=True) as results, pytest.raises(DataFormatError, match=message):
         results.labels()
-
-
-def test_bits_at_most_double_a_file(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    right = random.random((100, 10_000)) < 0.8
-    stream = tuple(random.random(50).tolist())  # batches of 200
-    sizes = []
-    for name, bits in (("without", False), ("with", True)):
-        with Results(tmp_path / f"{name}.sqlite") as results:
-            for seed, own in enumerate(right):
-                outcome = replace(
-                    DONE,
-                    error=100 * float(1 - own.mean()),
-                    error_stream=stream,
-                    entropy_stream=stream,
-                    correct=np.packbits(own).tobytes() if bits else b"",
-                )
-                results.add([Row(replace(CELL, images=10_000, seed=seed), outcome)])
-            rows = results.rows()
-        sizes.append(results.path.stat().st_size)
-    found = [np.unpackbits(np.frombuffer(each.outcome.correct, np.uint8)) for each in rows]
-    np.testing.assert_array_equal(found, right)
-    assert sizes[0] < sizes[1] < 2 * sizes[0]
 
 
 def test_a_file_of_the_first_layout_is_read_as_it_is_and_written_in_the_present_one(

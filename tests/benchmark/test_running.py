@@ -18,7 +18,7 @@ import ttapca
 from benchmark.worlds import IMAGES, Recorder, lasting, plain_streams, small_subject
 from ttapca.benchmark import Cell, Plan, Results, Setting, Subject, Unit, expand, run
 from ttapca.benchmark.rows import SETTINGS
-from ttapca.benchmark.running import seconds_left
+from ttapca.benchmark.running import interleaved, seconds_left
 from ttapca.datasets import to_tensor
 from ttapca.errors import DataNotFoundError
 
@@ -347,3 +347,12 @@ def test_the_time_left_knows_that_methods_differ() -> None:
     assert fast.title == "fog 5  online  tent  steps 2  seed 1"
     both = Unit((cell, replace(cell, corruption="snow")))
     assert both.title == "2 corruptions 5  online  tent  steps 2  seed 1"
+
+
+def test_workers_begin_with_different_images(subject: Subject) -> None:
+    plan = small_plan(methods=("source", "bn"), settings=("online",))
+    cells = [unit.cells[0] for unit in interleaved(expand(plan, subject), workers=2)]
+    assert [(cell.corruption, cell.method) for cell in cells] == [
+        *((name, method) for method in plan.methods for name in CORRUPTIONS[:2]),
+        *((CORRUPTIONS[2], method) for method in plan.methods),
+    ]

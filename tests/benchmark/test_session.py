@@ -120,14 +120,6 @@ def test_a_fit_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert Benchmark(SMALL).run(to) == rows
 
 
-def test_what_would_be_run_has_no_rank_that_only_the_fit_knows() -> None:
-    def ranks(plan: Plan) -> list[int]:
-        return [unit.cells[0].components for unit in Benchmark(plan).units()]
-
-    assert ranks(SMALL.changed(components=())) == [0]
-    assert ranks(SMALL.changed(components=(4, 16))) == [4, 16]
-
-
 def test_a_method_that_fails_does_not_stop_the_estimate(tmp_path: Path) -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     plan = Plan(data="digits", methods=("bn", "source"), corruptions=("clean",), images=20)

@@ -77,30 +77,6 @@ def test_shares_follow_the_dirichlet_distribution(concentration: float) -> None:
     assert (found**2).sum(1).mean() == pytest.approx(squares, rel=0.05)
 
 
-def test_a_low_concentration_skews_the_batches() -> None:
-    labels = np.arange(2000) % 10
-
-    def classes_of_a_batch(order: np.ndarray) -> float:
-        """The effective number of classes in batches of 200: 1 over the sum of squared shares."""
-        shares = [np.bincount(labels[part]) / 200 for part in np.split(order, 10)]
-        return float(np.mean([1 / (share**2).sum() for share in shares]))
-
-    found = {}
-    for concentration in (0.1, 1, 10):
-        orders = [
-            np.concatenate(dirichlet_stretches(labels, concentration, np.random.default_rng(seed)))
-            for seed in range(20)
-        ]
-        found[concentration] = np.mean([classes_of_a_batch(order) for order in orders])
-    assert 2 * found[0.1] < found[1]
-    assert 3 * found[0.1] < found[10]
-    by_class, shuffled = (
-        np.mean([classes_of_a_batch(segments(name, labels, 1, seed)[0]) for seed in range(20)])
-        for name in ("correlated", "online")
-    )
-    assert by_class < found[0.1] < found[1] < found[10] < shuffled
-
-
 def test_seeds_give_other_orders() -> None:
     labels = np.arange(100) % 10
     for setting in SETTINGS:
