@@ -17,7 +17,7 @@ from ttapca.benchmark.plan import RECOMMENDED
 from ttapca.benchmark.rows import CLEAN, Cell
 from ttapca.benchmark.streams import segments
 from ttapca.benchmark.subject import Subject
-from ttapca.benchmark.tables import MISSING, ResultTable, Value, error_tables, full_name
+from ttapca.benchmark.tables import ResultTable, Value, error_tables, full_name, number_value
 from ttapca.corruptions.catalogue import find
 from ttapca.datasets import to_tensor
 from ttapca.support.modules import find_layer
@@ -46,12 +46,8 @@ def _clean_table(every: DataFrame) -> ResultTable:
     means = mean_errors(every).xs(True, level="clean").reindex(list(STREAMS))
     lines = []
     for setting, errors in means.iterrows():
-        values = [
-            Value(f"{error:.1f}", error, "number", best=error == errors.min())
-            if error == error  # NaN: not measured
-            else MISSING
-            for error in errors.tolist()
-        ]
+        lowest = errors.min()
+        values = (number_value(error, ".1f", best=error == lowest) for error in errors.tolist())
         lines.append((Value(STREAMS[str(setting)]), *values))
     first = every.iloc[0]
     title = f"{first.model} on {first.data}, clean images, {first.images:,} images"

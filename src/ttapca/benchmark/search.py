@@ -313,7 +313,7 @@ class Sampler:
     ) -> None:
         self.total, self.prunes = trials, prune is not None
         self._space, self._listed = space, listed
-        self._study = None if listed and not prune else _study(seed, prune)
+        self._study: Any = None if listed and not prune else _study(seed, prune)
         self._trials: list[Any] = []  # of Optuna, by number
         self._asked = 0
 
@@ -363,7 +363,7 @@ def _study(seed: int, prune: PrunerName | None) -> Any:
     sampler = optuna.samplers.TPESampler(
         seed=seed, n_startup_trials=STARTUP, multivariate=True, constant_liar=True
     )
-    pruner = optuna.pruners.NopPruner()
+    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if prune == "median":
         pruner = optuna.pruners.MedianPruner(n_startup_trials=GENERATION)
     elif prune == "halving":

@@ -322,8 +322,14 @@ def cost_table(comparison: Comparison) -> ResultTable | None:
 
 def cost_value(comparison: Comparison, line: int, name: str) -> Value:
     """Return a cost of one line, by its name in `COSTS`."""
-    number = float(comparison.lines.loc[line, name])
-    return MISSING if math.isnan(number) else Value(f"{number:{COSTS[name][1]}}", number, "number")
+    return number_value(float(comparison.lines.loc[line, name]), COSTS[name][1])
+
+
+def number_value(number: float, form: str, *, best: bool = False) -> Value:
+    """Return a number in this format; `MISSING` if it is NaN."""
+    if math.isnan(number):
+        return MISSING
+    return Value(f"{number:{form}}", number, "number", best)
 
 
 def failure_table(rows: Measurements) -> ResultTable | None:
