@@ -3,7 +3,6 @@ from __future__ import annotations
 import re
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -24,11 +23,10 @@ from benchmark.synthetic_rows import (
     with_bits,
     wrong,
 )
-from ttapca.benchmark import Results, Row
+from ttapca.benchmark import Row
 from ttapca.benchmark.comparisons import comparisons, shown_observations
 from ttapca.benchmark.figures import ReportFigure, figures
 from ttapca.benchmark.svg import COLOURED, MARKERS, PALETTE, file_svg, look, page_svg, styles_of
-from ttapca.cli import app as command_line
 from ttapca.corruptions import STANDARD
 from ttapca.methods import METHODS as REGISTERED
 
@@ -285,29 +283,6 @@ def test_words_are_escaped_and_not_read_as_mathematics() -> None:
     svg = page_svg(replace(figure, title='"><script>'))
     assert "<script>" not in svg
     assert "&lt;b&gt;$x$ &amp; y" in svg
-
-
-def test_the_command_writes_one_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = tmp_path / "results.sqlite"
-    with Results(results) as file:
-        file.add(sweeps())
-    found = by_name(sweeps())
-    assert command_line.run(["figure", str(results)]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in listed] == list(found)
-    target = tmp_path / "rank.svg"
-    assert command_line.run(["figure", str(results), "rank", "--to", str(target)]) == 0
-    assert target.read_text() == file_svg(found["rank"])
-    for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
-        other = target.with_suffix(suffix)
-        assert command_line.run(["figure", str(results), "rank", "--to", str(other)]) == 0
-        assert other.read_bytes().startswith(start)
-    capsys.readouterr()
-    wrong = ["figure", str(results), "rank", "--to", str(tmp_path / "rank.gif")]
-    assert command_line.run(wrong) == 2
-    assert "A figure ends with .svg, .png, .pdf; found `.gif`." in capsys.readouterr().err
-    assert command_line.run(["figure", str(results), "rnak"]) == 2
-    assert "found `rnak`. Did you mean `rank`?" in capsys.readouterr().err
 
 
 def test_figures_draw_the_interval_of_the_images() -> None:

@@ -25,11 +25,9 @@ from benchmark.synthetic_rows import (
     paper_grid,
     row,
 )
-from ttapca.benchmark import Results
 from ttapca.benchmark import rows as records
 from ttapca.benchmark.report_page import SETTINGS, condensed, glossary, report
 from ttapca.benchmark.tables import error_table
-from ttapca.cli import app as command_line
 from ttapca.methods import METHODS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -128,16 +126,6 @@ def test_what_is_condensed_and_what_is_not() -> None:
     assert condensed([first, second, first]) == [first, second]  # they share their adaptation
     odd = ["it's", "", "ttapca bench --seeds", "ttapca demo"]
     assert condensed([*odd, *odd]) == odd
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = tmp_path / "results.sqlite"
-    with Results(results) as file:
-        file.add([row(cell("bn", "fog"))])
-    page = tmp_path / "report.html"
-    assert command_line.run(["report", str(results), "--to", str(page)]) == 0
-    assert capsys.readouterr().out == f"{page}: 1 measurement\n"
-    assert "</html>" in page.read_text()
 
 
 def test_the_page_says_what_is_told_apart() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import statistics
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from benchmark.synthetic_rows import (
     METHODS,
@@ -23,7 +21,6 @@ from benchmark.synthetic_rows import (
     paper_grid,
     row,
     texts,
-    with_bits,
     wrong,
 )
 from ttapca.benchmark import frame
@@ -40,7 +37,6 @@ from ttapca.benchmark.tables import (
     failure_table,
     setting_tables,
 )
-from ttapca.cli.terminal_tables import print_table
 from ttapca.corruptions import STANDARD
 
 
@@ -309,12 +305,3 @@ def test_settings_and_the_papers_numbers_stand_beside_intervals_too() -> None:
     beside = paper_tables(rows[:6])[0]
     assert beside.rows[0][1].text == texts(own, "Mean of 2")["source"]
     assert beside.notes[-1].endswith("interval over images; the paper prints standard deviations.")
-
-
-def test_a_narrow_terminal_puts_the_interval_below_the_mean() -> None:
-    (table,) = error_tables(with_bits(paper_grid()))
-    console = Console(file=io.StringIO(), width=70)
-    print_table(console, table)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    (at,) = [number for number, line in enumerate(lines) if "Mean of 15" in line]
-    assert (lines[at].count("±"), lines[at + 1].count("±")) == (0, len(METHODS))
