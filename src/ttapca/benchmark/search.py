@@ -337,13 +337,12 @@ class Sampler:
 
     def leaves(self, proposal: Proposal, stage: int, mean: float) -> bool:
         """Return whether to leave a trial after a stage, given its mean error so far."""
-        if not self.prunes:
-            return False
         trial = self._trials[proposal.number]
         trial.report(mean, stage)
-        if pruned := bool(trial.should_prune()):
+        if trial.should_prune():
             self._end(proposal, "PRUNED")
-        return pruned
+            return True
+        return False
 
     def tell(self, proposal: Proposal, score: float | None) -> None:
         """Receive the score of a trial that ended; None if it failed."""
