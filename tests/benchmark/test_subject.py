@@ -1,7 +1,10 @@
-"""The images of a comparison, clean and corrupted; and names that stand for other content."""
+"""The images of a comparison, which workers share; and names that stand for other content."""
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +13,17 @@ import pytest
 import ttapca
 from benchmark.worlds import DIGITS_PLAN, small_subject
 from ttapca.benchmark import Benchmark, ImageSource, Results, Row
+from ttapca.benchmark.subject import ImageCache, read_measured
 from ttapca.corruptions import corrupt
 from ttapca.corruptions.small_images import corrupt_any_size
 from ttapca.datasets import Images, read_digits, to_tensor
-from ttapca.errors import DataFormatError, DataNotFoundError, NotEnoughDataError, OptionError
+from ttapca.errors import (
+    DataFormatError,
+    DataNotFoundError,
+    EngineError,
+    NotEnoughDataError,
+    OptionError,
+)
 
 PLAN = DIGITS_PLAN.changed(corruptions=("fog", "clean"))
 UNFILTERED = PLAN.changed(methods=("bn",))
@@ -89,7 +99,63 @@ def test_frost_is_asked_for_before_a_run(tmp_path: Path) -> None:
     ImageSource(small, textures=tmp_path).check([("frost", 5)])  # ships
 
 
-# What names stand for ----------------------------------------------------------------------------
+# Images that processes share -----------------------------------------------------------------
+
+
+def test_images_are_made_once(tmp_path: Path) -> None:
+    cache, made = ImageCache(tmp_path / "cache", most=2), []
+
+    def parts(value: int) -> Iterator[np.ndarray]:
+        made.append(value)
+        yield np.full((2, 4, 4, 3), value, np.uint8)
+        yield np.full((1, 4, 4, 3), value + 1, np.uint8)
+
+    for number, value in enumerate([1, 1, 7, 9, 7, 1]):
+        found = cache.get(f"all {value}", 3, lambda value=value: parts(value))
+        assert isinstance(found, np.memmap)
+        np.testing.assert_array_equal(found, np.concatenate(list(parts(value))))
+        assert made.pop() == value
+        for path in tmp_path.glob("cache/*.npy"):  # a second has passed
+            os.utime(path, (number, path.stat().st_mtime - 1))
+    assert made == [1, 7, 9, 1]  # there is room for two
+
+
+def test_images_that_find_no_room_on_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = ImageCache(tmp_path / "file", most=2)
+    one = np.ones((1, 2, 2, 1), np.uint8)
+    np.testing.assert_array_equal(cache.get("ones", 2, lambda: [one, one]), np.ones((2, 2, 2, 1)))
+
+    def missing() -> Iterator[np.ndarray]:
+        raise DataNotFoundError("no photographs")
+
+    with pytest.raises(DataNotFoundError, match="no photographs"):
+        ImageCache(tmp_path, most=2).get("frost", 1, missing)
+
+
+def test_a_full_disk_is_not_kept_full(tmp_path: Path) -> None:
+    one = np.ones((1, 2, 2, 1), np.uint8)
+    tries: list[int] = []
+
+    def parts() -> Iterator[np.ndarray]:
+        yield one
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    np.testing.assert_array_equal(ImageCache(tmp_path, most=2).get("ones", 1, parts), one)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_images_of_another_machine() -> None:
+    digits = read_digits()
+    right = ("digits", "test", 40, digits[:40].fingerprint())
+    np.testing.assert_array_equal(read_measured(*right).images, digits.images[:40])
+    with pytest.raises(EngineError, match=r"the same test images; here those of `digits` are"):
+        read_measured("digits", "test", 39, digits[:40].fingerprint())
+
+
+# Fingerprints ------------------------------------------------------------------------------------
 
 
 def saved_filter(folder: Path, images: int) -> Path:

@@ -67,14 +67,9 @@ def run_unit(
     try:
         found = measure(unit, subject, images, watch)
     except Exception as error:  # whatever a method or a network may raise
-        return failure(unit, _in_words(error), command)
+        return not_measured(unit, "failed", _in_words(error), command), []
     rows = _rows(unit, [values for values, _ in found], "done", "", command)
     return rows, [observation for _, observation in found if observation is not None]
-
-
-def failure(unit: Unit, reason: str, command: str) -> Written:
-    """Return the rows of a unit that failed."""
-    return not_measured(unit, "failed", reason, command), []
 
 
 def not_measured(unit: Unit, status: Status, reason: str, command: str) -> list[Row]:

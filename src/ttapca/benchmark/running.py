@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from ttapca.benchmark.measurement import Written, failure, run_unit
+from ttapca.benchmark.measurement import Written, not_measured, run_unit
 from ttapca.benchmark.plan import Unit
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.rows import ClassLabels, Row
@@ -117,7 +117,7 @@ def _write(ended: Endings, results: Results, progress: _Progress) -> None:
             if isinstance(ending, Finished):
                 rows, observations = ending.result
             else:
-                rows, observations = failure(unit, ending.reason, command)
+                rows, observations = not_measured(unit, "failed", ending.reason, command), []
             results.add(rows, observations)
             progress.end(unit, rows)
 
