@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -89,10 +89,10 @@ class Results:
         """Return all measurements, in the order in which they were made."""
         # Asked each time: a run may have brought the file to the present layout meanwhile.
         bits = self._pragma("user_version") >= layout.WITH_BITS
-        names = ", ".join((*KEY, *MEASURED, CORRECT if bits else "NULL"))
+        names = ", ".join((*KEY, *MEASURED, CORRECT if bits else f"NULL AS {CORRECT}"))
         joined = "LEFT JOIN per_image ON result = id" if bits else ""
         found = self._read(f"SELECT {names} FROM results {joined} ORDER BY id")  # noqa: S608
-        return [self._row(values) for values in found]
+        return [self._row(stored) for stored in found]
 
     def observations(self) -> list[Observation]:
         """Return the observations of filters, in the order of the rows."""
@@ -104,15 +104,14 @@ class Results:
             pictures.setdefault((result, stage), []).append(png)
         names = ", ".join((*KEY, *SPECTRA))
         found = []
-        for number, *values in self._read(
+        for stored in self._read(
             f"SELECT id, {names} FROM results JOIN observations ON result = id ORDER BY id"  # noqa: S608
         ):
-            texts = zip(SPECTRA, values[len(KEY) :], strict=True)
-            facts: dict[str, Any] = {name: self._parsed(name, text) for name, text in texts}
+            facts: dict[str, Any] = {name: self._parsed(name, stored[name]) for name in SPECTRA}
             self._check(facts, layout.OBSERVATION)
             facts = {name: tuple(numbers) for name, numbers in facts.items()}
-            facts |= {stage: tuple(pictures.get((number, stage), ())) for stage in STAGES}
-            found.append(Observation(self._cell(values[: len(KEY)]), **facts))
+            facts |= {stage: tuple(pictures.get((stored["id"], stage), ())) for stage in STAGES}
+            found.append(Observation(self._cell(stored), **facts))
         return found
 
     def labels(self) -> list[ClassLabels]:
@@ -172,7 +171,7 @@ class Results:
                 found = self._connection.execute(
                     "SELECT fingerprint FROM claims WHERE key = ? AND images = ?", name
                 )
-                if found.fetchone() != (one.digest,):
+                if found.fetchone()[0] != one.digest:
                     raise OptionError(
                         f"In one file of results, a name stands for the same {one.kind}; "
                         f"{self.path} has measurements {one.others} changed since. Name another "
@@ -185,15 +184,15 @@ class Results:
         """Be the only run that fills the file; `waiting` is told once who else does."""
         return queued(self.path.with_name(f"{self.path.name}-lock"), waiting)
 
-    def _cell(self, stored: Sequence[Any]) -> Cell:
-        values = dict(zip(KEY, stored, strict=True))
+    def _cell(self, stored: sqlite3.Row) -> Cell:
+        values = {name: stored[name] for name in KEY}
         self._check(values, layout.CELL)
         self._check({"options": self._parsed("options", values["options"])}, layout.OPTIONS)
         return Cell(**values)
 
-    def _row(self, stored: Sequence[Any]) -> Row:
-        cell, bits = self._cell(stored[: len(KEY)]), stored[-1]
-        values = dict(zip(MEASURED, stored[len(KEY) : -1], strict=True))
+    def _row(self, stored: sqlite3.Row) -> Row:
+        cell, bits = self._cell(stored), stored[CORRECT]
+        values = {name: stored[name] for name in MEASURED}
         values |= {name: self._parsed(name, values[name]) for name in layout.AS_JSON}
         self._check(values, layout.OUTCOME)
         if bits is not None:
@@ -270,7 +269,7 @@ class Results:
         elif version < LAYOUT and not readonly:
             self._upgrade()
 
-    def _check_schema(self, version: int, found: Iterable[tuple[Any, ...]]) -> None:
+    def _check_schema(self, version: int, found: Iterable[sqlite3.Row]) -> None:
         """Refuse a schema that is not ours: a view or a trigger is a program."""
         if version not in layout.SCHEMAS:
             raise self._damaged(f"it has layout {version}")
@@ -304,7 +303,7 @@ class Results:
             found = self._connection.execute(f"PRAGMA {words}").fetchone()
         return None if found is None else found[0]
 
-    def _read(self, query: str) -> list[tuple[Any, ...]]:
+    def _read(self, query: str) -> list[sqlite3.Row]:
         with self._errors_explained(), closing(self._connection.execute(query)) as cursor:
             return cursor.fetchall()
 

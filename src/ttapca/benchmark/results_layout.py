@@ -146,6 +146,7 @@ def reader(path: Path) -> sqlite3.Connection:
 def connection(path: Path | str, *, uri: bool = False) -> sqlite3.Connection:
     """Open a file without trusting its schema or the sizes that it states."""
     opened = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, uri=uri)
+    opened.row_factory = sqlite3.Row
     try:
         opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
         for setting in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
