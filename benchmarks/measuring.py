@@ -200,10 +200,10 @@ def machine() -> dict[str, str]:
     """What the numbers depend on."""
     import torch
 
-    from ttapca.benchmark import inspection  # brings torch, which some do without
+    from ttapca.benchmark import measurement  # brings torch, which some do without
 
     return {
-        "processor": inspection.machine()["cpu"],
+        "processor": measurement.machine()["cpu"],
         "cores": str(len(os.sched_getaffinity(0))),
         "threads": str(torch.get_num_threads()),
         "clock": CLOCK_NAME,

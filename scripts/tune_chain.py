@@ -30,7 +30,7 @@ from torch import Tensor
 import ttapca
 from held_out import SEED
 from ttapca import networks
-from ttapca.benchmark.subject import dirichlet_stretches
+from ttapca.benchmark.streams import dirichlet_stretches
 from ttapca.corruptions.apply import corrupt_any_size
 from ttapca.datasets import Images, load, to_tensor
 from ttapca.methods.method import Method, Mixture, registration

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from PIL import Image
 from scipy import stats
 
 from ttapca.benchmark import Results
-from ttapca.benchmark.cells import CLEAN, Cell, Observation, Outcome, Row
 from ttapca.benchmark.comparisons import Comparison, comparisons
+from ttapca.benchmark.rows import CLEAN, Cell, Observation, Outcome, Row
 from ttapca.benchmark.tables import ResultTable
 from ttapca.corruptions import STANDARD
 
@@ -33,7 +33,7 @@ def cell(method: str = "source", corruption: str = "fog", **changes: Any) -> Cel
         "resnet20", "0123456789abcdef", "cifar10", "generated, seed 0", corruption,
         0 if corruption == CLEAN else 5, "episodic", method, "{}", *place, 200, steps, lr, 1000, 0,
     )  # fmt: skip
-    return dataclasses.replace(made, **changes)
+    return replace(made, **changes)
 
 
 def error(of: Cell) -> float:
@@ -71,7 +71,7 @@ def row(of: Cell, **changes: Any) -> Row:
         finished=f"2026-11-15T12:{size:02d}:00+00:00",
         command=f"ttapca bench resnet20.pth --data cifar10 --settings {of.setting}",
     )
-    return Row(of, dataclasses.replace(outcome, **changes))
+    return Row(of, replace(outcome, **changes))
 
 
 def failed(of: Cell, reason: str = "AttachError: no BatchNorm <layer> & co") -> Row:
@@ -92,9 +92,9 @@ def sweeps() -> list[Row]:
         base = cell(method, name, seed=seed, images=600)
         ranks = (50, 200, 1000, 2000) if base.components else (0,)
         steps = (1, 3, 10) if base.steps else (0,)
-        cells += [dataclasses.replace(base, components=each) for each in ranks]
-        cells += [dataclasses.replace(base, steps=each, setting="online") for each in steps]
-        cells += [dataclasses.replace(base, batch_size=each) for each in (16, 50, 500)]
+        cells += [replace(base, components=each) for each in ranks]
+        cells += [replace(base, steps=each, setting="online") for each in steps]
+        cells += [replace(base, batch_size=each) for each in (16, 50, 500)]
     return [row(each) for each in cells]
 
 
@@ -120,7 +120,7 @@ def with_bits(rows: list[Row], noise: float = 0.5) -> list[Row]:
             count = round(share * images / 100)
             correct = hard.argsort().argsort() < images - count
             facts = {"error": 100 * count / images, "correct": np.packbits(correct).tobytes()}
-            each = Row(each.cell, dataclasses.replace(each.outcome, **facts))
+            each = Row(each.cell, replace(each.outcome, **facts))
         found.append(each)
     return found
 
@@ -144,7 +144,7 @@ def grid(
 
 def without_bits(rows: list[Row]) -> list[Row]:
     """The same rows as ttapca 0.1 wrote them."""
-    return [Row(each.cell, dataclasses.replace(each.outcome, correct=b"")) for each in rows]
+    return [Row(each.cell, replace(each.outcome, correct=b"")) for each in rows]
 
 
 def wrong(each: Row) -> NDArray[np.float64]:

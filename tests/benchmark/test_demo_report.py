@@ -16,7 +16,7 @@ from ttapca import networks
 from ttapca.benchmark import Benchmark, Plan, expand
 from ttapca.benchmark.demo_report import RepairedImage, repaired_images
 from ttapca.benchmark.report_page import report
-from ttapca.benchmark.subject import segments
+from ttapca.benchmark.streams import segments
 from ttapca.datasets import to_tensor
 from ttapca.engines import SerialEngine
 

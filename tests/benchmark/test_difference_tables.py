@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from benchmark.synthetic_rows import (
     without_bits,
     wrong,
 )
-from ttapca.benchmark.cells import CLEAN, ClassLabels, Row
 from ttapca.benchmark.difference_tables import (
     MOST_CLASSES,
     class_table,
@@ -36,6 +35,7 @@ from ttapca.benchmark.difference_tables import (
 )
 from ttapca.benchmark.exports import export
 from ttapca.benchmark.report_page import report
+from ttapca.benchmark.rows import CLEAN, ClassLabels, Row
 from ttapca.benchmark.tables import NO_INTERVALS
 from ttapca.corruptions import STANDARD
 
@@ -174,7 +174,7 @@ def test_ours_beside_the_papers() -> None:
         statistics.fmean(error(cell("tent", name)) for name in STANDARD) - theirs[1].number
     )
     rows = [row(cell("bn", name), error=30.0) for name in ("fog", "snow")]
-    extra = dataclasses.replace(rows[0].cell, corruption="spatter")  # which the paper has not
+    extra = replace(rows[0].cell, corruption="spatter")  # which the paper has not
     (table,) = paper_tables([*rows, Row(extra, rows[0].outcome)])
     assert table.columns == ("method", "Mean of 2", "Snow", "Fog")
     assert [line[1].text for line in table.rows] == ["30.0", "16.27", "+13.73"]

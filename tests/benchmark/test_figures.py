@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import dataclasses
 import re
 import statistics
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -24,12 +23,10 @@ from benchmark.synthetic_rows import (
     with_bits,
     wrong,
 )
-from ttapca.benchmark import Results, Row
-from ttapca.benchmark.chosen_observations import chosen_observations
-from ttapca.benchmark.comparisons import comparisons
+from ttapca.benchmark import Row
+from ttapca.benchmark.comparisons import comparisons, shown_observations
 from ttapca.benchmark.figures import ReportFigure, figures
 from ttapca.benchmark.svg import COLOURED, MARKERS, PALETTE, file_svg, look, page_svg, styles_of
-from ttapca.cli import app as command_line
 from ttapca.corruptions import STANDARD
 from ttapca.methods import METHODS as REGISTERED
 
@@ -75,7 +72,7 @@ def test_a_figure_is_drawn_where_there_are_results_for_it() -> None:
         "rank", "steps", "batch", "parameters", "cost", "entropy",
         "spectrum-gaussian_noise", "spectrum-defocus_blur",
     ]  # fmt: skip
-    other = [Row(dataclasses.replace(r.cell, data="cifar100"), r.outcome) for r in paper_grid()]
+    other = [Row(replace(r.cell, data="cifar100"), r.outcome) for r in paper_grid()]
     names = [figure.name for figure in figures([*paper_grid(), *other])]
     assert names == ["parameters", "parameters-2", "cost", "cost-2", "entropy", "entropy-2"]
 
@@ -141,7 +138,7 @@ def test_spectra_are_thinned_but_keep_their_ends() -> None:
     assert len(x) < 200
     assert points(drawn["this stream"])[1][-1] == seen.test_spectrum[-1]
     assert list(curves(figure, 1)) == ["gain of ttapca-relu", "gain of ttapca-exp"]
-    empty = dataclasses.replace(seen, source_spectrum=(), test_spectrum=(), gains=())
+    empty = replace(seen, source_spectrum=(), test_spectrum=(), gains=())
     assert figures([], [empty]) == []
 
 
@@ -215,7 +212,7 @@ def test_corruptions_are_shown_in_which_methods_differ_most() -> None:
 
     first = observations()[0]
     names = ("gaussian_noise", "shot_noise", "impulse_noise", "fog", "snow")
-    seen = [dataclasses.replace(first, cell=cell("ttapca-exp", name)) for name in names]
+    seen = [replace(first, cell=cell("ttapca-exp", name)) for name in names]
     gaps = {
         "gaussian_noise": 1.0,
         "shot_noise": -4.0,
@@ -223,11 +220,11 @@ def test_corruptions_are_shown_in_which_methods_differ_most() -> None:
         "fog": 2.0,
         "snow": 0.0,
     }
-    assert list(chosen_observations(seen, comparisons(differ(gaps)))) == ["shot_noise", "fog"]
-    assert list(chosen_observations(seen, [])) == ["gaussian_noise", "snow"]  # the first of each
-    assert chosen_observations([], []) == {}
-    clean = dataclasses.replace(first, cell=cell("ttapca-exp", "clean"))
-    assert list(chosen_observations([clean, clean, seen[3]], [])) == ["fog"]
+    assert list(shown_observations(seen, comparisons(differ(gaps)))) == ["shot_noise", "fog"]
+    assert list(shown_observations(seen, [])) == ["gaussian_noise", "snow"]  # the first of each
+    assert shown_observations([], []) == {}
+    clean = replace(first, cell=cell("ttapca-exp", "clean"))
+    assert list(shown_observations([clean, clean, seen[3]], [])) == ["fog"]
 
 
 def test_lines_look_different_and_a_method_the_same_in_every_figure() -> None:
@@ -283,49 +280,22 @@ def test_a_file_has_a_size_and_its_own_colours() -> None:
 def test_words_are_escaped_and_not_read_as_mathematics() -> None:
     rows = [row(cell("bn", "fog", options=f'{{"a": "<b>$x$ & {each}"}}')) for each in "yz"]
     figure = by_name([*rows, row(cell("tent", "fog"))])["parameters"]
-    svg = page_svg(dataclasses.replace(figure, title='"><script>'))
+    svg = page_svg(replace(figure, title='"><script>'))
     assert "<script>" not in svg
     assert "&lt;b&gt;$x$ &amp; y" in svg
 
 
-def test_the_command_writes_one_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = tmp_path / "results.sqlite"
-    with Results(results) as file:
-        file.add(sweeps())
-    found = by_name(sweeps())
-    assert command_line.run(["figure", str(results)]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in listed] == list(found)
-    target = tmp_path / "rank.svg"
-    assert command_line.run(["figure", str(results), "rank", "--to", str(target)]) == 0
-    assert target.read_text() == file_svg(found["rank"])
-    for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
-        other = target.with_suffix(suffix)
-        assert command_line.run(["figure", str(results), "rank", "--to", str(other)]) == 0
-        assert other.read_bytes().startswith(start)
-    capsys.readouterr()
-    wrong = ["figure", str(results), "rank", "--to", str(tmp_path / "rank.gif")]
-    assert command_line.run(wrong) == 2
-    assert "A figure ends with .svg, .png, .pdf; found `.gif`." in capsys.readouterr().err
-    assert command_line.run(["figure", str(results), "rnak"]) == 2
-    assert "found `rnak`. Did you mean `rank`?" in capsys.readouterr().err
-
-
 def test_figures_draw_the_interval_of_the_images() -> None:
     rows = with_bits([each for each in sweeps() if each.cell.setting == "episodic"])
-    drawn = {figure.name: figure for figure in figures(rows)}
+    drawn = by_name(rows)
     for name in ("rank", "cost"):
         assert "95 % interval over images" in drawn[name].caption
         assert "standard deviation" not in drawn[name].caption
-    handles, names = drawn["rank"].drawing.axes[0].get_legend_handles_labels()
-    bars = dict(zip(names, handles, strict=True))["ttapca-exp"][2][0].get_segments()
-    for components, bar in zip((50, 200, 1000, 2000), bars, strict=True):
-        own = [
-            wrong(each)
-            for each in rows
-            if each.cell.method == "ttapca-exp"
-            and (each.cell.components, each.cell.setting, each.cell.batch_size)
-            == (components, "episodic", 200)
-        ]
+    widths = []
+    for components in (50, 200, 1000, 2000):
+        wanted = ("ttapca-exp", components, 200)
+        cells = [(each.cell.method, each.cell.components, each.cell.batch_size) for each in rows]
+        own = [wrong(each) for each, cell in zip(rows, cells, strict=True) if cell == wanted]
         assert len(own) == 6  # two corruptions, three seeds
-        assert float(np.ptp(bar[:, 1])) / 2 == pytest.approx(half_width(np.mean(own, axis=0)))
+        widths.append(half_width(np.mean(own, axis=0)))
+    assert spreads(curves(drawn["rank"])["ttapca-exp"]) == pytest.approx(widths)

@@ -15,10 +15,10 @@ from benchmark.synthetic_rows import (
     texts,
     without_bits,
 )
-from ttapca.benchmark.cells import CLEAN, Row
 from ttapca.benchmark.comparisons import comparisons
 from ttapca.benchmark.findings import NOT_TESTED, deployment, headline, question, title
 from ttapca.benchmark.report_page import report
+from ttapca.benchmark.rows import CLEAN, Row
 
 CLEAR = {"source": 40.0, "bn": 30.0, "tent": 20.0}
 EVEN = {"source": 40.0, "bn": 20.1, "tent": 20.0, "ttapca-exp": 20.0}
@@ -29,7 +29,7 @@ def plain(text: str) -> str:
 
 
 def said(rows: list[Row]) -> str:
-    return plain(" ".join(headline(rows)))
+    return plain(" ".join(headline(rows, comparisons(rows))))
 
 
 @pytest.mark.parametrize(
@@ -50,15 +50,15 @@ def said(rows: list[Row]) -> str:
     ],
 )  # fmt: skip
 def test_the_title_says_what_was_found_and_no_more(rows: list[Row], words: str) -> None:
-    assert plain(title(rows)).startswith(words)
-    assert f"<h1>{title(rows)}</h1>" in report(rows)
+    assert plain(title(comparisons(rows))).startswith(words)
+    assert f"<h1>{title(comparisons(rows))}</h1>" in report(rows)
 
 
 def test_the_question_names_what_was_compared() -> None:
     asked = "Which of 3 methods has the lowest error with resnet20 on cifar10, 2 corruptions at "
-    assert question(grid(CLEAR)) == f"{asked}severity 5?"
-    assert question(grid(CLEAR)) in report(grid(CLEAR))
-    assert question(grid({"bn": 30.0}, (CLEAN,))).endswith("on cifar10, Clean?")
+    assert question(comparisons(grid(CLEAR))) == f"{asked}severity 5?"
+    assert question(comparisons(grid(CLEAR))) in report(grid(CLEAR))
+    assert question(comparisons(grid({"bn": 30.0}, (CLEAN,)))).endswith("on cifar10, Clean?")
 
 
 def test_the_headline_has_all_errors_and_says_which_are_told_apart() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from benchmark.synthetic_rows import cell, everything, failed, observations, paper_grid, with_bits
 from browsing import PATIENCE, contrast, luminance, needs_chromium
-from ttapca.benchmark.cells import CLEAN
 from ttapca.benchmark.report_page import report
+from ttapca.benchmark.rows import CLEAN
 
 pytestmark = needs_chromium
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import html
 import itertools
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -25,10 +25,9 @@ from benchmark.synthetic_rows import (
     paper_grid,
     row,
 )
-from ttapca.benchmark import Results, cells
+from ttapca.benchmark import rows as records
 from ttapca.benchmark.report_page import SETTINGS, condensed, glossary, report
 from ttapca.benchmark.tables import error_table
-from ttapca.cli import app as command_line
 from ttapca.methods import METHODS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -86,14 +85,14 @@ def test_sections_are_there_when_they_have_something_to_say(page: str) -> None:
 
 def test_methods_and_settings_are_explained() -> None:
     rows = [row(cell("tent", "fog")), row(cell("bn", "fog", setting="online"))]
-    yours = dataclasses.replace(cell("bn", "fog"), method="yours")
-    rows.append(dataclasses.replace(rows[0], cell=yours))
+    yours = replace(cell("bn", "fog"), method="yours")
+    rows.append(replace(rows[0], cell=yours))
     explained = dict(glossary(rows))
     assert list(explained) == ["tent", "bn", "episodic", "online"]
     assert explained["tent"] == METHODS["tent"].summary
     page = report(rows)
     assert all(f"<dt>{word}</dt><dd>{explained[word]}</dd>" in page for word in explained)
-    assert set(SETTINGS) == set(cells.SETTINGS)
+    assert set(SETTINGS) == set(records.SETTINGS)
 
 
 def test_commands_can_be_copied_as_they_are(page: str) -> None:
@@ -127,16 +126,6 @@ def test_what_is_condensed_and_what_is_not() -> None:
     assert condensed([first, second, first]) == [first, second]  # they share their adaptation
     odd = ["it's", "", "ttapca bench --seeds", "ttapca demo"]
     assert condensed([*odd, *odd]) == odd
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = tmp_path / "results.sqlite"
-    with Results(results) as file:
-        file.add([row(cell("bn", "fog"))])
-    page = tmp_path / "report.html"
-    assert command_line.run(["report", str(results), "--to", str(page)]) == 0
-    assert capsys.readouterr().out == f"{page}: 1 measurement\n"
-    assert "</html>" in page.read_text()
 
 
 def test_the_page_says_what_is_told_apart() -> None:

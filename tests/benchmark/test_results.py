@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import resource
 import shutil
@@ -11,14 +10,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ttapca.benchmark import Cell, Observation, Outcome, Results, Row
-from ttapca.benchmark.cells import SETTINGS, ClassLabels
 from ttapca.benchmark.results_layout import LAYOUT
+from ttapca.benchmark.rows import SETTINGS, ClassLabels
 from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
 
 CELL = Cell(
@@ -29,18 +28,15 @@ DONE = Outcome(
     "done", "", 12.5, 3.25, 0.1 + 0.2, (1 / 3, 2 / 3), (0.1, 0.7), 5, 1, 40, 0.5, 300.0,
     {"torch": "2"}, {"cpu": "fast"}, "2026-11-16T00:00:00+00:00", "ttapca bench 'a b'",
 )  # fmt: skip
-FAILED = dataclasses.replace(
+FAILED = replace(
     DONE, status="failed", reason="it broke", error=None, calibration_error=None, entropy=None,
     error_stream=(), entropy_stream=(),
 )  # fmt: skip
 # Two wrong of sixteen, and of thirteen: 12.5 % and 15.4 %; the last bits of a byte are padding.
-SIXTEEN = Row(dataclasses.replace(CELL, images=16), dataclasses.replace(DONE, correct=b"\xff\xfc"))
-THIRTEEN = Row(
-    dataclasses.replace(CELL, images=13),
-    dataclasses.replace(DONE, error=200 / 13, correct=b"\xff\x38"),
-)
+SIXTEEN = Row(replace(CELL, images=16), replace(DONE, correct=b"\xff\xfc"))
+THIRTEEN = Row(replace(CELL, images=13), replace(DONE, error=200 / 13, correct=b"\xff\x38"))
 SEEN = Observation(CELL, (3.0, 1 / 3), (2.0, 1.0), (1.0, 0.5), (b"\x89PNG a", b"b"), (b"c",))
-ROWS = [Row(dataclasses.replace(CELL, seed=seed), DONE) for seed in range(400)]
+ROWS = [Row(replace(CELL, seed=seed), DONE) for seed in range(400)]
 
 
 @pytest.fixture
@@ -49,7 +45,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_goes_in_comes_out(path: Path) -> None:
-    other = dataclasses.replace(CELL, corruption="snow", setting="mixed")
+    other = replace(CELL, corruption="snow", setting="mixed")
     with Results(path) as results:
         results.add([Row(CELL, DONE), Row(other, FAILED)], [SEEN])
     with Results(path, readonly=True) as results:
@@ -72,10 +68,7 @@ def test_the_bits_of_images_come_out_and_go_with_their_row(path: Path) -> None:
 
 def test_labels_are_kept_once_for_each_data_set(path: Path) -> None:
     first = ClassLabels("digits", ("zero", "one"), (0, 1, 1))
-    longer, other = (
-        dataclasses.replace(first, numbers=(1, 0, 1, 0)),
-        dataclasses.replace(first, names=("null", "eins")),
-    )
+    longer, other = (replace(first, numbers=(1, 0, 1, 0)), replace(first, names=("null", "eins")))
     with Results(path) as results:
         assert results.labels() == []
         for each in (longer, first, other):
@@ -100,29 +93,6 @@ def test_labels_that_make_no_sense(path: Path, change: str, message: str) -> Non
         connection.execute(f"UPDATE labels SET {change}")
     with Results(path, readonly=True) as results, pytest.raises(DataFormatError, match=message):
         results.labels()
-
-
-def test_bits_at_most_double_a_file(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    right = random.random((100, 10_000)) < 0.8
-    stream = tuple(random.random(50).tolist())  # batches of 200
-    sizes = []
-    for name, bits in (("without", False), ("with", True)):
-        with Results(tmp_path / f"{name}.sqlite") as results:
-            for seed, own in enumerate(right):
-                outcome = dataclasses.replace(
-                    DONE,
-                    error=100 * float(1 - own.mean()),
-                    error_stream=stream,
-                    entropy_stream=stream,
-                    correct=np.packbits(own).tobytes() if bits else b"",
-                )
-                results.add([Row(dataclasses.replace(CELL, images=10_000, seed=seed), outcome)])
-            rows = results.rows()
-        sizes.append(results.path.stat().st_size)
-    found = [np.unpackbits(np.frombuffer(each.outcome.correct, np.uint8)) for each in rows]
-    np.testing.assert_array_equal(found, right)
-    assert sizes[0] < sizes[1] < 2 * sizes[0]
 
 
 def test_a_file_of_the_first_layout_is_read_as_it_is_and_written_in_the_present_one(
@@ -161,7 +131,7 @@ def test_a_file_of_the_first_layout_is_read_as_it_is_and_written_in_the_present_
 
 
 def test_a_method_that_diverged_has_measured_nan(path: Path) -> None:
-    diverged = dataclasses.replace(DONE, entropy_stream=(0.5, float("nan")))
+    diverged = replace(DONE, entropy_stream=(0.5, float("nan")))
     with Results(path) as results:
         results.add([Row(CELL, diverged)])
         (row,) = results.rows()
@@ -173,7 +143,7 @@ def test_every_part_of_the_key_counts(path: Path) -> None:
     cells = [CELL]
     for name, value in vars(CELL).items():
         other = others.get(name) or value * 2 + type(value)(1)
-        cells.append(dataclasses.replace(CELL, **{name: other}))
+        cells.append(replace(CELL, **{name: other}))
     with Results(path) as results:
         results.add(Row(cell, DONE) for cell in cells)
         assert [row.cell for row in results.rows()] == cells

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import ttapca
-from benchmark.worlds import IMAGES, lasting, plain_streams, small_subject
+from benchmark.worlds import IMAGES, Recorder, lasting, plain_streams, small_subject
 from ttapca.benchmark import Cell, Plan, Results, Setting, Subject, Unit, expand, run
-from ttapca.benchmark.cells import SETTINGS
-from ttapca.benchmark.running import seconds_left
+from ttapca.benchmark.rows import SETTINGS
+from ttapca.benchmark.running import interleaved, seconds_left
 from ttapca.datasets import to_tensor
 from ttapca.errors import DataNotFoundError
 
@@ -103,7 +103,7 @@ def test_the_harness_is_a_plain_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Two rounds and a half, and batches that hold the end of one corruption and the next.
-    monkeypatch.setattr("ttapca.benchmark.subject.CHANGE_EVERY", CHANGE_EVERY)
+    monkeypatch.setattr("ttapca.benchmark.streams.CHANGE_EVERY", CHANGE_EVERY)
     run(expand(small_plan(methods=(method,), settings=(setting,)), subject), subject, results)
     compare(subject, results, plain_loop(subject, method, setting))
 
@@ -131,22 +131,6 @@ def compare(subject: Subject, results: Results, expected: dict[str, dict[str, ob
             assert found == value, (row.cell.corruption, name)
     assert subject.network.training is False
     assert not subject.network._forward_pre_hooks
-
-
-class Recorder:
-    """A reporter that remembers: which tasks began, how many images were done, what was said."""
-
-    def __init__(self) -> None:
-        self.images: dict[str, int] = {}
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
-        assert total is not None
-        assert self.images.get(task, 0) <= done <= total
-        self.images[task] = done
 
 
 def test_what_is_finished_is_never_run_twice(subject: Subject, results: Results) -> None:
@@ -261,7 +245,7 @@ def test_images_that_cannot_be_had_stop_the_run_before_it_starts(results: Result
     subject = small_subject()
     clean = subject.source.clean
     # too large for the photographs of frost that ship
-    subject.source.clean = dataclasses.replace(clean, images=np.tile(clean.images, (1, 8, 8, 3)))
+    subject.source.clean = replace(clean, images=np.tile(clean.images, (1, 8, 8, 3)))
     plan = small_plan(methods=("source",), corruptions=("fog", "frost"))
     with pytest.raises(DataNotFoundError, match="Frost needs photographs"):
         run(expand(plan, subject), subject, results)
@@ -356,10 +340,19 @@ def test_kill_9_at_ten_points_then_the_same_file(tmp_path: Path) -> None:
 def test_the_time_left_knows_that_methods_differ() -> None:
     cell = Cell("m", "w", "d", "g", "fog", 5, "online", "tent", "{}", "", 0, 200, 2, 0.1, 100, 1)
     names = ("memo", "tent", "bn")
-    slow, fast, other = (Unit((dataclasses.replace(cell, method=name),)) for name in names)
+    slow, fast, other = (Unit((replace(cell, method=name),)) for name in names)
     spent = ({"memo": 50.0, "tent": 3.0}, {"memo": 100, "tent": 200})
     assert seconds_left([slow, slow, fast], *spent) == pytest.approx(101.5)
     assert seconds_left([other], *spent) == pytest.approx((50 + 1.5) / 2)
     assert fast.title == "fog 5  online  tent  steps 2  seed 1"
-    both = Unit((cell, dataclasses.replace(cell, corruption="snow")))
+    both = Unit((cell, replace(cell, corruption="snow")))
     assert both.title == "2 corruptions 5  online  tent  steps 2  seed 1"
+
+
+def test_workers_begin_with_different_images(subject: Subject) -> None:
+    plan = small_plan(methods=("source", "bn"), settings=("online",))
+    cells = [unit.cells[0] for unit in interleaved(expand(plan, subject), workers=2)]
+    assert [(cell.corruption, cell.method) for cell in cells] == [
+        *((name, method) for method in plan.methods for name in CORRUPTIONS[:2]),
+        *((CORRUPTIONS[2], method) for method in plan.methods),
+    ]

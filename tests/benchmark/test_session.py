@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,9 @@ import torch
 from torch import nn
 
 import ttapca
-from benchmark.worlds import small_subject
+from benchmark.worlds import DIGITS_PLAN as SMALL
+from benchmark.worlds import Recorder, small_subject
 from ttapca.benchmark import Benchmark, NetworkSource, Plan, Results, session
-from ttapca.benchmark.filters import kept_filter
 from ttapca.benchmark.measurement import adapted
 from ttapca.datasets import read_digits
 from ttapca.errors import (
@@ -26,34 +25,10 @@ from ttapca.errors import (
     TtapcaError,
     UntrainedWarning,
 )
-from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.networks import Normalisation
 
 OLD = Path(__file__).parent / "results_0_1.sqlite"
-PLAN = Plan(
-    model="digits",
-    data="digits",
-    methods=("bn", "ttapca-relu", "tent"),
-    corruptions=("fog", "contrast"),
-    settings=("online",),
-    batch_sizes=(25,),
-    components=(16,),
-    images=50,
-)
-SMALL = PLAN.changed(methods=("ttapca-relu",), corruptions=("fog",))
-
-
-class Notes:
-    """A reporter that remembers what was said."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.told.append(text)
-
-    def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
-        self.told.append(task)
+PLAN = SMALL.changed(methods=("bn", "ttapca-relu", "tent"), corruptions=("fog", "contrast"))
 
 
 def test_results_of_version_0_1_are_read_and_not_run_again(tmp_path: Path) -> None:
@@ -65,9 +40,9 @@ def test_results_of_version_0_1_are_read_and_not_run_again(tmp_path: Path) -> No
         (corruption, method) for corruption in PLAN.corruptions for method in PLAN.methods
     ]
     assert [one.cell.method for one in observations] == ["ttapca-relu"] * 2
-    notes = Notes()
+    notes = Recorder()
     assert Benchmark(PLAN, reporter=notes).run(path) == before
-    assert "0 measurements to make, 0 images; 6 runs were finished before" in notes.told
+    assert "0 measurements to make, 0 images; 6 runs were finished before" in notes.notes
     with Results(path, readonly=True) as results:
         assert (results.rows(), results.observations()) == (before, observations)
     for new, old in zip(Benchmark(PLAN).run(fresh), before, strict=True):
@@ -80,10 +55,10 @@ def test_results_of_version_0_1_are_read_and_not_run_again(tmp_path: Path) -> No
 def test_the_filter_is_fitted_once_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    to, notes = tmp_path / "r.sqlite", Notes()
+    to, notes = tmp_path / "r.sqlite", Recorder()
     Benchmark(SMALL, reporter=notes).run(to, estimate=True)
-    assert "fitting conv1" in notes.told
-    assert any(re.match(r"about \d:\d\d:\d\d", text) for text in notes.told)
+    assert "fitting conv1" in notes.images
+    assert any(re.match(r"about \d:\d\d:\d\d", text) for text in notes.notes)
     (kept,) = (tmp_path / "r.sqlite-filters").iterdir()
     (row,) = Benchmark(SMALL.changed(components=())).run(to)
     assert row.cell.components == 60  # all there are: four pixels hardly vary
@@ -145,58 +120,21 @@ def test_a_fit_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert Benchmark(SMALL).run(to) == rows
 
 
-def test_what_would_be_run_has_no_rank_that_only_the_fit_knows() -> None:
-    def ranks(plan: Plan) -> list[int]:
-        return [unit.cells[0].components for unit in Benchmark(plan).units()]
-
-    assert ranks(SMALL.changed(components=())) == [0]
-    assert ranks(SMALL.changed(components=(4, 16))) == [4, 16]
-
-
 def test_a_method_that_fails_does_not_stop_the_estimate(tmp_path: Path) -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     plan = Plan(data="digits", methods=("bn", "source"), corruptions=("clean",), images=20)
-    to, notes = tmp_path / "r.sqlite", Notes()
+    to, notes = tmp_path / "r.sqlite", Recorder()
     plan = plan.changed(settings=("online",))
     rows = Benchmark(plan, flat, reporter=notes).run(to, estimate=True)
     assert [row.outcome.status for row in rows] == ["failed", "done"]
-    assert any("bn failed on its first batch" in text for text in notes.told)
+    assert any("bn failed on its first batch" in text for text in notes.notes)
 
-    again = Notes()
+    again = Recorder()
     Benchmark(plan, flat, reporter=again).run(to, estimate=True)
-    assert not any(text.startswith("about") for text in again.told)  # there is nothing to do
-    once_more = Notes()
+    assert not any(text.startswith("about") for text in again.notes)  # there is nothing to do
+    once_more = Recorder()
     Benchmark(plan, flat, reporter=once_more).run(to, estimate=True, retry_failed=True)
-    assert any("bn failed on its first batch" in text for text in once_more.told)
-
-
-def test_two_processes_fit_one_filter(tmp_path: Path) -> None:
-    """The second waits for the first, and loads what it has kept."""
-    folder, fits, notes = tmp_path / "filters" / "one", [], Notes()
-    waits, found = threading.Event(), []
-    fitted = small_subject().fitted
-    assert fitted is not None
-
-    class Second(Notes):
-        def note(self, text: str) -> None:
-            super().note(text)
-            waits.set()
-
-    later = Second()
-    second = threading.Thread(target=lambda: found.append(kept_filter(folder, fit, later)))
-
-    def fit() -> FittedFilter:
-        fits.append(1)
-        if len(fits) == 1:
-            second.start()
-            assert waits.wait(600)
-        return fitted
-
-    found.append(kept_filter(folder, fit, notes))
-    second.join()
-    assert (len(fits), len(found), notes.told) == (1, 2, [])
-    assert re.match(r"another process fits this filter \(process \d+ on", later.told[0])
-    assert [path.name for path in folder.parent.iterdir()] == ["one"]
+    assert any("bn failed on its first batch" in text for text in once_more.notes)
 
 
 def test_all_cosines_unless_the_plan_says_fewer(
@@ -228,13 +166,13 @@ def test_methods_of_the_paper_ask_for_principal_components(
 
 
 def test_a_filter_of_cosines_for_a_method_of_the_paper_is_said_once(tmp_path: Path) -> None:
-    notes = Notes()
+    notes = Recorder()
     plan = SMALL.changed(route="dct", methods=("ttapca-exp", "ttapca-relu", "wiener"))
     rows = Benchmark(plan, reporter=notes).run(tmp_path / "r.sqlite")
     assert {row.outcome.status for row in rows} == {"done"}
     said = "ttapca-exp and ttapca-relu are made for principal components; this filter has cosines"
-    assert [each for each in notes.told if each.startswith(said)] != []
-    assert len([each for each in notes.told if "made for" in each]) == 1
+    assert [each for each in notes.notes if each.startswith(said)] != []
+    assert len([each for each in notes.notes if "made for" in each]) == 1
 
 
 def test_options_of_a_fit_that_is_not_made(tmp_path: Path) -> None:

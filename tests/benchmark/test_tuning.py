@@ -15,12 +15,18 @@ from hypothesis import strategies as st
 import ttapca
 from ttapca import networks
 from ttapca.benchmark import Benchmark, Plan, Results, measurement
-from ttapca.benchmark.figure_files import figure_file
-from ttapca.benchmark.held_out import CONDITIONS, check_held_out, check_split, read_conditions
-from ttapca.benchmark.samplers import STARTUP, Search
-from ttapca.benchmark.search_space import Choices, Range, SearchSpace
-from ttapca.benchmark.tuning import Trial, Tuned, Tuning
-from ttapca.benchmark.tuning_figure import tuning_figure
+from ttapca.benchmark.figures import tuning_figure
+from ttapca.benchmark.search import STARTUP, Choices, Range, Search, SearchSpace
+from ttapca.benchmark.svg import figure_file
+from ttapca.benchmark.tuning import (
+    CONDITIONS,
+    Trial,
+    Tuned,
+    Tuning,
+    check_held_out,
+    check_split,
+    read_conditions,
+)
 from ttapca.corruptions import EXTRA, STANDARD
 from ttapca.corruptions.apply import corrupt_any_size
 from ttapca.datasets import Split, read_digits, to_tensor
@@ -154,10 +160,7 @@ def test_a_trial_that_fails_is_last(tmp_path: Path) -> None:
 
 
 @given(
-    low=st.floats(1e-6, 1.0),
-    factor=st.floats(1.01, 1e6),
-    log=st.booleans(),
-    share=st.floats(0, 1),
+    low=st.floats(1e-6, 1.0), factor=st.floats(1.01, 1e6), log=st.booleans(), share=st.floats(0, 1)
 )
 def test_numbers_stay_in_their_range(low: float, factor: float, log: bool, share: float) -> None:
     one = Range(low, low * factor, log, points=5)

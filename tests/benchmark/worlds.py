@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 import ttapca
-from ttapca.benchmark import ImageSource, Observation, Results, Row, Setting, Subject
+from ttapca.benchmark import ImageSource, Observation, Plan, Results, Row, Setting, Subject
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.networks import build
 from ttapca.networks.architectures import DIGITS_SHAPE
 
 IMAGES = 50
+DIGITS_PLAN = Plan(
+    model="digits",
+    data="digits",
+    methods=("ttapca-relu",),
+    corruptions=("fog",),
+    settings=("online",),
+    batch_sizes=(25,),
+    components=(16,),
+    images=50,
+)
 # What a second run cannot repeat.
 PASSING = {"seconds": 0.0, "peak_memory": 0.0, "finished": ""}
+
+
+class Recorder:
+    """A reporter that remembers how many images of each task were done, and its notes."""
+
+    def __init__(self) -> None:
+        self.images: dict[str, int] = {}
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
+        assert total is None or self.images.get(task, 0) <= done <= total
+        self.images[task] = done
 
 
 def small_subject(images: int = IMAGES) -> Subject:
@@ -35,10 +60,7 @@ def small_subject(images: int = IMAGES) -> Subject:
 
 def lasting(results: Results) -> tuple[list[Row], list[Observation]]:
     """All that a second run must repeat, in order."""
-    rows = [
-        dataclasses.replace(row, outcome=dataclasses.replace(row.outcome, **PASSING))
-        for row in results.rows()
-    ]
+    rows = [replace(row, outcome=replace(row.outcome, **PASSING)) for row in results.rows()]
     return rows, results.observations()
 
 

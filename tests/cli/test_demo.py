@@ -10,7 +10,7 @@ import pytest
 
 from ttapca.benchmark import Plan, Results, plan, read_preset
 from ttapca.benchmark.demo_report import mean_errors
-from ttapca.benchmark.inspection import one_thread
+from ttapca.benchmark.measurement import one_thread
 from ttapca.cli import arguments
 
 ROOT = Path(__file__).parents[2]

@@ -1,14 +1,14 @@
-"""Compare methods: say what to measure, run it, and keep the numbers in one file.
+"""Compare methods by a plan, and keep the numbers in one file.
 
     plan = Plan("digits", "digits", methods=("bn", "tent"), corruptions=("fog", "frost"))
     rows = Benchmark(plan).run("results.sqlite")
 
-A `Plan` says what to compare. A `Benchmark` loads the network and the images, fits the filter, and
-runs what is not in the file yet. If you have network, images and filter already, put them into a
-`Subject`: `expand` then gives the units of work, and `run` runs them. A `Row` is one measurement:
-its `Cell` says what was run, its `Outcome` what came out. A `Tuning` chooses the options of a
-method by a `Search` of a `SearchSpace`, on conditions that are not reported. Nothing here prints or
-reads the environment; pass a `Reporter` to follow a run.
+A `Plan` has methods, corruptions and settings. A `Benchmark` loads network and images, fits the
+filter, and makes the measurements that are not in the file yet. If you have network, images and
+filter already, put them into a `Subject`: `expand` gives the units of work, and `run` runs them. A
+`Row` is one measurement: its `Cell` is the question, its `Outcome` the answer. A `Tuning` chooses
+the options of a method by a `Search` of a `SearchSpace`, on conditions that are not reported.
+Nothing here prints or reads the environment; pass a `Reporter` to follow a run.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ttapca.benchmark.cells import Cell, Observation, Outcome, Row, Setting
 from ttapca.benchmark.results import Results
+from ttapca.benchmark.rows import Cell, Observation, Outcome, Row, Setting
 
 if TYPE_CHECKING:
     from ttapca.benchmark.comparisons import frame
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from ttapca.benchmark.network_source import NetworkSource
     from ttapca.benchmark.plan import Plan, Unit, expand, presets, read_plan, read_preset
     from ttapca.benchmark.running import run
-    from ttapca.benchmark.samplers import Search
-    from ttapca.benchmark.search_space import Choices, Range, SearchSpace
+    from ttapca.benchmark.search import Choices, Range, Search, SearchSpace
     from ttapca.benchmark.session import Benchmark
     from ttapca.benchmark.subject import ImageSource, Subject
     from ttapca.benchmark.tuning import Trial, Tuned, Tuning
@@ -38,8 +37,7 @@ _LAZY = {
     "network_source": ("NetworkSource",),
     "plan": ("Plan", "Unit", "expand", "presets", "read_plan", "read_preset"),
     "running": ("run",),
-    "samplers": ("Search",),
-    "search_space": ("Choices", "Range", "SearchSpace"),
+    "search": ("Choices", "Range", "Search", "SearchSpace"),
     "session": ("Benchmark",),
     "subject": ("ImageSource", "Subject"),
     "tuning": ("Trial", "Tuned", "Tuning"),

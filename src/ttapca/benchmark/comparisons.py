@@ -1,8 +1,8 @@
-"""Rows of results as a pandas DataFrame, sorted into what can be compared.
+"""Rows of results as a pandas DataFrame, sorted into comparisons.
 
-Two errors can be compared when network, data, severity, setting, batch size and number of images
-are the same: these are the *conditions*. All rows measured under the same conditions make one
-`Comparison`. One *line* of it is a method with its options, as in a table.
+Two errors can be compared if network, data, severity, setting, batch size and number of images are
+the same: these are the *conditions*. All rows of the same conditions make one `Comparison`. One
+*line* of it is a method with its options, as in a table.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from ttapca.benchmark import paper
-from ttapca.benchmark.cells import CLEAN, INTERLEAVED, Cell, Outcome, Row
+from ttapca.benchmark.rows import CLEAN, INTERLEAVED, Cell, Observation, Outcome, Row
 from ttapca.benchmark.uncertainty import Difference, ImageTally, Standing, differences, standings
-from ttapca.corruptions import CORRUPTIONS
+from ttapca.corruptions import CORRUPTIONS, find
 from ttapca.support.progress import counted
 
-Rows: TypeAlias = "Iterable[Row] | DataFrame"
+Measurements: TypeAlias = "Iterable[Row] | DataFrame"
 LINE = ["method", "options", "layer", "components", "steps", "lr"]
 SOURCE = "source"
+MOST_OBSERVED = 4  # corruptions: gains and images of all of them would fill many pages
 
 
-def frame(rows: Rows) -> DataFrame:
+def frame(rows: Measurements) -> DataFrame:
     """Put results into one tidy table: a row for each measurement, a column for each field.
 
     Everything that shows results takes such a frame as well, so you can select rows with pandas
@@ -37,12 +38,12 @@ def frame(rows: Rows) -> DataFrame:
 
     Args:
         rows: As `Results.rows()` returns them; a frame is returned as it is. It may lack
-            `correct`, as what `export` writes as CSV does.
+            `correct`, as an exported CSV does.
 
     Returns:
         The fields of `Cell`, then those of `Outcome`. `error`, `calibration_error` and `entropy`
-        are NaN where the run failed; `error_stream` and `entropy_stream` hold tuples. What
-        `ttapca tune` left out was not measured, and has no row.
+        are NaN if the run failed; `error_stream` and `entropy_stream` hold tuples. Measurements
+        that `ttapca tune` left out have no row.
 
     Example:
         >>> frame([]).columns[:5].tolist()
@@ -57,7 +58,7 @@ def frame(rows: Rows) -> DataFrame:
 
 
 class Conditions(NamedTuple):
-    """What all numbers of one table share."""
+    """The values that all numbers of one table share."""
 
     model: str
     weights: str
@@ -74,21 +75,14 @@ class Conditions(NamedTuple):
         return cls(*(getattr(cell, name) for name in cls._fields))
 
     @property
-    def stream(self) -> str:
-        """All but the network and its data, in one line; a batch size of 0 is left out."""
-        severity = f"severity {self.severity}" if self.severity else "clean images"
-        parts = [severity, self.setting, *([self.batches] if self.batch_size else [])]
-        return ", ".join([*parts, f"{self.images:,} images"])
-
-    @property
-    def batches(self) -> str:
-        """How many images a method sees at once."""
-        return "one image at a time" if self.batch_size == 1 else f"batches of {self.batch_size}"
-
-    @property
     def title(self) -> str:
-        """The conditions in one line."""
-        return f"{self.model} on {self.data}, {self.stream}"
+        """The conditions in one line; a batch size of 0 is left out."""
+        severity = f"severity {self.severity}" if self.severity else "clean images"
+        parts = [f"{self.model} on {self.data}", severity, self.setting]
+        if self.batch_size:
+            single = self.batch_size == 1
+            parts.append("one image at a time" if single else f"batches of {self.batch_size}")
+        return ", ".join([*parts, f"{self.images:,} images"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +90,7 @@ class Comparison:
     """All results that were measured under the same conditions.
 
     Attributes:
-        conditions: What they share.
+        conditions: The values that they share.
         corruptions: The columns of the table, in the paper's order. Clean images are not among
             them, unless nothing else was measured.
         rows: The results; the column `line` has the number of each row's line.
@@ -115,7 +109,7 @@ class Comparison:
 
         `mean` is the mean error over all corruptions and seeds, without seeds that lack a
         corruption, and `deviation` its standard deviation over seeds. `spread` is half the width of
-        its 95 % interval over images, or where that is not known (see `standings`) the deviation.
+        its 95 % interval over images, or the deviation if that is not known (see `standings`).
         `clean` is the error on clean images. Costs are over all corruptions.
         """
         done = self.rows[self.rows.error.notna() & self.rows.corruption.isin(self.corruptions)]
@@ -167,15 +161,10 @@ class Comparison:
         return tuple(dict.fromkeys([*self.corruptions, *measured]))
 
     def standings(self, *names: str) -> dict[int, Standing]:
-        """Rank the lines by their errors, over the same images.
+        """Rank the lines by their mean errors over some corruptions, or all, on the same images.
 
-        Args:
-            names: Of corruptions, over which the mean is taken; all of the table by default. Seeds
-                that lack one of them are left out.
-
-        Returns:
-            By line; without lines that lack one of the corruptions. Empty if it is not known for
-            some line which images were right: an earlier ttapca measured it.
+        Seeds that lack one of the corruptions are left out, and lines without any seed. Empty if it
+        is not known for some line which images were right: an earlier ttapca measured it.
         """
         chosen = names or self.corruptions
         if chosen not in self._standings:
@@ -187,7 +176,7 @@ class Comparison:
     def differences(self, reference: int, *names: str) -> dict[int, Difference]:
         """Return by how much the errors of lines lie above that of a line, over the same images.
 
-        Arguments and result are as for `standings`; empty also where the reference has no error.
+        Arguments and result are as for `standings`; empty also if the reference has no error.
         """
         tallies = self.tallies(*names)
         if reference not in tallies:
@@ -196,10 +185,7 @@ class Comparison:
         return dict(zip(tallies, found, strict=True))
 
     def tallies(self, *names: str) -> dict[int, ImageTally]:
-        """Return how often each line was wrong on each image.
-
-        Arguments and result are as for `standings`.
-        """
+        """Return how often each line was wrong on each image, as for `standings`."""
         whole = self._whole(names or self.corruptions)
         if (whole.correct == b"").any():
             return {}
@@ -223,7 +209,7 @@ def _mean(values: Series) -> float:
     return statistics.fmean(present) if present else math.nan
 
 
-def comparisons(rows: Rows) -> list[Comparison]:
+def comparisons(rows: Measurements) -> list[Comparison]:
     """Sort results into comparisons, in the order in which their conditions first occur.
 
     Clean images have no severity. They join every comparison whose other conditions are the same,
@@ -255,13 +241,7 @@ def largest(found: Sequence[Comparison]) -> Comparison:
 
 
 def labels(lines: DataFrame) -> list[str]:
-    """Name each line by its method, and by what tells it from others of the same method.
-
-    Example:
-        >>> same = {"method": "ttapca", "options": "{}", "layer": "", "steps": 1, "lr": 0.1}
-        >>> labels(DataFrame([same | {"components": 500}, same | {"components": 2000}]))
-        ['ttapca, L = 500', 'ttapca, L = 2000']
-    """
+    """Name each line by its method, and by options that tell it from others of the same method."""
     kinds = lines.groupby("method")[list(_WRITERS)].nunique()
     found = []
     for line in lines.to_dict("records"):
@@ -285,7 +265,43 @@ def nearest_to_paper(lines: DataFrame, family: Sequence[str]) -> DataFrame:
     families = lines.groupby(list(family), sort=False).ngroup()
     distances = DataFrame({"family": families, "options": lines.options != "{}"})
     wanted = {"steps": paper.STEPS, "lr": paper.LR, "components": paper.COMPONENTS}
-    for name, value in wanted.items():  # 0 where a method has no such option
+    for name, value in wanted.items():  # 0 if a method has no such option
         distances[name] = (lines[name] - value).abs().where(lines[name] > 0, 0)
     nearest = distances.sort_values(list(distances), kind="stable").drop_duplicates("family")
     return lines.loc[nearest.index]
+
+
+def shown_observations(
+    observations: Iterable[Observation], found: Sequence[Comparison]
+) -> dict[str, list[Observation]]:
+    """Choose observations by corruption: of each family the one in which methods differ most.
+
+    All of them were made under the same conditions, the most frequent ones.
+    """
+    groups: dict[Conditions, dict[str, list[Observation]]] = {}
+    for each in observations:
+        if each.cell.corruption != CLEAN:  # which has conditions of its own
+            own = groups.setdefault(Conditions.of(each.cell), {})
+            own.setdefault(each.cell.corruption, []).append(each)
+    if not groups:
+        return {}
+    conditions = max(groups, key=lambda each: sum(map(len, groups[each].values())))
+    observed = groups[conditions]
+    spans = next((_spans(each) for each in found if each.conditions == conditions), {})
+    families: dict[str, list[str]] = {}
+    for name in CORRUPTIONS:
+        if name in observed:
+            families.setdefault(find(name).family, []).append(name)
+    picked = [max(own, key=lambda name: spans.get(name, 0.0)) for own in families.values()]
+    return {name: observed[name] for name in picked[:MOST_OBSERVED]}
+
+
+def _spans(comparison: Comparison) -> dict[str, float]:
+    """Return the highest minus the lowest error of each corruption, without the untouched network.
+
+    Its distance to the methods tells how bad a corruption is, and not how methods differ.
+    """
+    rows = comparison.rows[(comparison.rows.method != SOURCE) & comparison.rows.error.notna()]
+    errors = rows.groupby(["corruption", "line"]).error.mean().groupby("corruption")
+    spans: dict[str, float] = (errors.max() - errors.min()).to_dict()
+    return spans

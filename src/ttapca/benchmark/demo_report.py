@@ -1,4 +1,4 @@
-"""What `ttapca demo` shows: three tables, one line to remember, and images that were repaired."""
+"""The output of `ttapca demo`: three tables, one line to remember, and repaired images."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from pandas import DataFrame
 from torch import Tensor, nn
 
-from ttapca.benchmark.cells import CLEAN, Cell
-from ttapca.benchmark.comparisons import SOURCE, Rows, frame
-from ttapca.benchmark.inspection import as_png, undo_normalisation
-from ttapca.benchmark.measurement import adapted
+from ttapca.benchmark.comparisons import SOURCE, Measurements, frame
+from ttapca.benchmark.measurement import adapted, as_png, undo_normalisation
 from ttapca.benchmark.plan import RECOMMENDED
-from ttapca.benchmark.subject import Subject, segments
-from ttapca.benchmark.tables import MISSING, ResultTable, Value, error_tables, full_name
+from ttapca.benchmark.rows import CLEAN, Cell
+from ttapca.benchmark.streams import segments
+from ttapca.benchmark.subject import Subject
+from ttapca.benchmark.tables import ResultTable, Value, error_tables, full_name, number_value
 from ttapca.corruptions.catalogue import find
 from ttapca.datasets import to_tensor
 from ttapca.support.modules import find_layer
@@ -28,19 +28,14 @@ STREAMS = {IN_BATCHES: "in batches", ONE_BY_ONE: "one by one"}
 MOST_REPAIRED = 2  # images of a corruption
 
 
-def demo_tables(rows: Rows) -> list[ResultTable]:
+def demo_tables(rows: Measurements) -> list[ResultTable]:
     """Return a table for corrupted images in batches, one for single images, one for clean ones."""
     every = frame(rows)
     return [*error_tables(every[every.corruption != CLEAN]), _clean_table(every)]
 
 
-def mean_errors(rows: Rows) -> DataFrame:
-    """Return the mean error of each method, in percent.
-
-    Returns:
-        A row for each setting, of corrupted and of clean images: the index is
-        `(setting, is clean)`. A column for each method, in the order in which they were run.
-    """
+def mean_errors(rows: Measurements) -> DataFrame:
+    """Return the mean error of each method in percent; the index is `(setting, is clean)`."""
     every = frame(rows)
     clean = (every.corruption == CLEAN).rename("clean")
     means = every.groupby(["setting", clean, "method"]).error.mean().unstack("method")
@@ -51,20 +46,16 @@ def _clean_table(every: DataFrame) -> ResultTable:
     means = mean_errors(every).xs(True, level="clean").reindex(list(STREAMS))
     lines = []
     for setting, errors in means.iterrows():
-        values = [
-            Value(f"{error:.1f}", error, "number", best=error == errors.min())
-            if error == error  # NaN: not measured
-            else MISSING
-            for error in errors.tolist()
-        ]
+        lowest = errors.min()
+        values = (number_value(error, ".1f", best=error == lowest) for error in errors.tolist())
         lines.append((Value(STREAMS[str(setting)]), *values))
     first = every.iloc[0]
     title = f"{first.model} on {first.data}, clean images, {first.images:,} images"
     return ResultTable(title, ("", *means.columns), tuple(lines))
 
 
-def line_to_remember(rows: Rows) -> str:
-    """Say in one sentence what the demo found."""
+def line_to_remember(rows: Measurements) -> str:
+    """Return the finding of the demo in one sentence."""
     means = mean_errors(rows).round(1)
     clean, batches = means.loc[IN_BATCHES, True], means.loc[IN_BATCHES, False]
     single = means.loc[ONE_BY_ONE, False]
@@ -82,15 +73,9 @@ def line_to_remember(rows: Rows) -> str:
 
 @dataclass(frozen=True)
 class RepairedImage:
-    """One image whose prediction a method turned from wrong to right.
+    """One image whose predicted class a method turned from wrong to right.
 
-    Attributes:
-        corruption: What was done to the image.
-        method: What turned its prediction.
-        wrong: The class that the untouched network sees.
-        right: The class that the method sees, which is the true one.
-        before: The image as it came, as PNG.
-        after: The same image as the filter hands it to the rest of the network.
+    It is a PNG as it came, and as the filter hands it to the rest of the network.
     """
 
     corruption: str
@@ -105,11 +90,7 @@ def repaired_images(cells: Iterable[Cell], subject: Subject) -> list[RepairedIma
     """Return images that the untouched network gets wrong and a method gets right.
 
     They are chosen by one rule: of the first corruption of each family, the first images of the
-    stream, within the first batch.
-
-    Args:
-        cells: Measurements of one corruption each, by a method with a filter that acts on images.
-        subject: What they were measured on.
+    stream, within the first batch. The method of the cells has a filter that acts on images.
     """
     chosen: dict[str, Cell] = {}
     for cell in cells:

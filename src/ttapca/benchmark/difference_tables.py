@@ -11,14 +11,14 @@ import numpy as np
 from pandas import Series
 
 from ttapca.benchmark import paper
-from ttapca.benchmark.cells import ClassLabels
 from ttapca.benchmark.comparisons import (
     SOURCE,
     Comparison,
-    Rows,
+    Measurements,
     comparisons,
     nearest_to_paper,
 )
+from ttapca.benchmark.rows import ClassLabels
 from ttapca.benchmark.tables import (
     BOLD,
     INTERVAL,
@@ -89,16 +89,9 @@ def difference_table(comparison: Comparison) -> ResultTable | None:
 def differences_to(
     comparison: Comparison, reference: int, *names: str, spread: bool = False
 ) -> dict[int, Value]:
-    """Return by how much the errors of lines lie above that of a line.
+    """Return by how much the errors of lines lie above that of a line; none if it has no error.
 
-    Args:
-        comparison: That all of them are in.
-        reference: The line; its own difference is 0.
-        names: One corruption; by default the mean errors are compared.
-        spread: Whether intervals are shown.
-
-    Returns:
-        By line. Empty if the reference has no error.
+    By default the mean errors are compared; `names` has one corruption.
     """
     decimals = decimals_of(comparison)
     if gaps := comparison.differences(reference, *names):
@@ -172,13 +165,10 @@ def _coloured(value: Value, scale: float) -> Value:
 
 
 def class_table(comparison: Comparison, labels: Sequence[ClassLabels]) -> ResultTable | None:
-    """Return the error of each method on the images of each class.
+    """Return the error of each method on the images of each class, a line for each class.
 
-    Of many classes, those are shown in which methods differ most.
-
-    Returns:
-        A line for each class, a column for each method. None with fewer than two classes, or if
-        the file does not say which class an image has, or which images were predicted right.
+    Of many classes, those are shown in which methods differ most. None with fewer than two classes,
+    or if the file has no classes of images, or no bits of predictions.
     """
     ours, tallies = comparison.conditions, comparison.tallies()
     found = [each for each in labels if (each.data, len(each.numbers)) == (ours.data, ours.images)]
@@ -222,14 +212,10 @@ def class_table(comparison: Comparison, labels: Sequence[ClassLabels]) -> Result
     return ResultTable(f"{ours.title}: by class", columns, tuple(body), notes)
 
 
-def paper_tables(rows: Rows) -> list[ResultTable]:
+def paper_tables(rows: Measurements) -> list[ResultTable]:
     """Return our errors beside the paper's, if it has the data set, the setting and the method.
 
     Each table is made from the comparison with the most corruptions and images.
-
-    Example:
-        >>> paper_tables([])
-        []
     """
 
     def size(each: Comparison) -> tuple[int, int]:
@@ -281,13 +267,9 @@ def _beside_paper(comparison: Comparison, line: int, printed: paper.PaperRow) ->
     differs = len(names) == len(printed.errors) and printed.mean_differs
     text = f"{mean:.2f} ({note})" if differs else f"{mean:.2f}"
     theirs.insert(0, Value(text, mean, "number", note=note if differs else ""))
-    gaps = [
-        MISSING if value.number is None else _plain_difference(value.number - error)
-        for value, error in zip(own, [mean, *errors], strict=True)
-    ]
+    gaps = []
+    for value, error in zip(own, [mean, *errors], strict=True):
+        gap = math.nan if value.number is None else value.number - error
+        gaps.append(MISSING if math.isnan(gap) else Value(signed(gap, 2), gap, "number"))
     lines = {"ours": own, "paper": theirs, "difference": gaps}
     return [(Value(f"{printed.method}, {name}"), *values) for name, values in lines.items()]
-
-
-def _plain_difference(gap: float) -> Value:
-    return Value(signed(gap, 2), gap, "number")

@@ -6,7 +6,7 @@ import json
 import math
 
 from ttapca._checks import OneOf, check_option
-from ttapca.benchmark.comparisons import Rows, comparisons, frame
+from ttapca.benchmark.comparisons import Measurements, comparisons, frame
 from ttapca.benchmark.difference_tables import difference_table, paper_tables
 from ttapca.benchmark.tables import ResultTable, error_table, failure_table, setting_tables
 from ttapca.support.parsing import finite
@@ -27,14 +27,14 @@ _LATEX = str.maketrans(
 _MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in r"\|*_`<>[]"} | {"\n": " "})
 
 
-def export(rows: Rows, form: str) -> str:
+def export(rows: Measurements, form: str) -> str:
     r"""Write results as text.
 
     Args:
         rows: As `Results.rows()` returns them, or as a frame.
         form: `csv` or `json` for every measurement with all its fields; `markdown` or `latex` for
-            the tables, and at the end what failed and why. Which images were predicted right is in
-            `json` only, packed as in `Outcome.correct` and written in hexadecimal digits.
+            the tables, with the failures at the end. Which images were predicted right is in `json`
+            only, packed as in `Outcome.correct` and written in hexadecimal digits.
 
     Raises:
         OptionError: There is no such format.
@@ -66,19 +66,7 @@ def export(rows: Rows, form: str) -> str:
 
 
 def markdown(table: ResultTable) -> str:
-    r"""Write a table in Markdown: the title above, the best in bold, the notes below.
-
-    Example:
-        >>> from ttapca.benchmark.tables import Value
-        >>> line = (Value("a|b"), Value("1.0", 1.0, "number", best=True))
-        >>> print(markdown(ResultTable("errors", ("method", "mean"), (line,))))
-        ### errors
-        <BLANKLINE>
-        | method | mean |
-        |:--|--:|
-        | a\|b | **1.0** |
-        <BLANKLINE>
-    """
+    """Write a table in Markdown: the title above, the best in bold, the notes below."""
     head, *body = _lines(table, _MARKDOWN, " | ", "**{}**")
     parts = [
         f"### {table.title.translate(_MARKDOWN)}\n",
@@ -92,14 +80,7 @@ def markdown(table: ResultTable) -> str:
 
 
 def latex(table: ResultTable) -> str:
-    r"""Write a table in LaTeX, for the package `booktabs`: the best in bold, the notes below.
-
-    Example:
-        >>> from ttapca.benchmark.tables import Value
-        >>> line = (Value("bn"), Value("1.0", 1.0, "number", best=True))
-        >>> latex(ResultTable("50 %", ("method", "mean"), (line,))).splitlines()[7]
-        'bn & \\textbf{1.0} \\\\'
-    """
+    """Write a table in LaTeX, for the package `booktabs`: the best in bold, the notes below."""
     head, *body = _lines(table, _LATEX, " & ", r"\textbf{{{}}}")
     layout = "".join("l" if words else "r" for words in table.wordy)
     parts = [

@@ -1,4 +1,4 @@
-"""The paper's figures and some more, drawn with matplotlib."""
+"""The figures of a report and of a search, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from ttapca.benchmark import paper, svg
-from ttapca.benchmark.cells import EPISODIC, Observation
-from ttapca.benchmark.chosen_observations import chosen_observations
 from ttapca.benchmark.comparisons import (
     LINE,
     Comparison,
     Conditions,
-    Rows,
+    Measurements,
     comparisons,
     frame,
     labels,
     largest,
     nearest_to_paper,
+    shown_observations,
 )
+from ttapca.benchmark.rows import EPISODIC, Observation
 from ttapca.benchmark.tables import full_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    # These need torch.
+    from ttapca.benchmark.search import Choices, Range, SearchSpace
+    from ttapca.benchmark.tuning import Trial, Tuned
 
 ERROR = "mean error [%]"
 PICKED = (
@@ -50,6 +54,14 @@ POINTS = 160  # of a spectrum, spaced evenly on a logarithmic axis
 LEAST_SPAN = 2.0  # percent; less is not magnified, because it would show chance as a difference
 SCATTER_HEIGHT = 3.3  # inches
 MARGIN = 0.08  # of the span, on each side of the points
+FAR = 4.0  # times the lowest error of a search; the axis is logarithmic if there are higher ones
+ACROSS = 3  # panels of a search beside one another
+PANEL_WIDTH, PANEL_HEIGHT = 2.9, 2.5  # inches
+TRIAL_LOOKS: dict[str, dict[str, Any]] = {
+    "finished": {"color": svg.PALETTE[0], "marker": "o", "alpha": 0.75},
+    "left early": {"color": svg.PALETTE[6], "marker": "v", "fillstyle": "none"},
+    "best": {"color": svg.PALETTE[1], "marker": "*", "markersize": 12},
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +70,10 @@ class ReportFigure:
 
     Attributes:
         name: A word for it, which no other figure of the same results has.
-        title: What is shown.
-        caption: What it is made from.
+        title: Its subject in a few words.
+        caption: The results that it is made from.
         drawing: The matplotlib figure, to be changed or saved in any format.
-        setting: Of the results; a title names it where figures of several settings share theirs.
+        setting: Of the results; a title names it if figures of several settings share theirs.
     """
 
     name: str
@@ -71,16 +83,11 @@ class ReportFigure:
     setting: str = ""
 
 
-def figures(rows: Rows, observations: Sequence[Observation] = ()) -> list[ReportFigure]:
+def figures(rows: Measurements, observations: Sequence[Observation] = ()) -> list[ReportFigure]:
     """Draw every figure for which there are results.
 
-    Args:
-        rows: As `Results.rows()` returns them, or as a frame.
-        observations: From the same file; spectra and gains are drawn from them.
-
-    Returns:
-        Error against rank, steps, batch size, parameters and cost; entropy over the stream;
-        spectra and gains. The second figure of a kind has `-2` after its name, and so on.
+    Spectra and gains are drawn from the observations of the same file. The second figure of a kind
+    has `-2` after its name, and so on.
 
     Example:
         >>> figures([])
@@ -96,21 +103,20 @@ def figures(rows: Rows, observations: Sequence[Observation] = ()) -> list[Report
         drawn = [
             *(_sweep(each, option, styles) for option in ("components", "steps") for each in found),
             *_batch_sizes(found, styles),
-            *(_scatter(each, "parameters", styles) for each in _largest_of_each(found)),
-            *(_scatter(each, "cost", styles) for each in _largest_of_each(found)),
+            *(_parameters(each, styles) for each in _largest_of_each(found)),
+            *(_cost(each, styles) for each in _largest_of_each(found)),
             *(_entropy(each, styles) for each in _largest_of_each(streams)),
             *_spectra(observations, found, styles),
         ]
+    kept = [figure for figure in drawn if figure is not None]
     counts: Counter[str] = Counter()
-    settings: dict[str, set[str]] = {}  # by title
-    for figure in filter(None, drawn):
-        settings.setdefault(figure.title, set()).add(figure.setting)
     named = []
-    for figure in filter(None, drawn):
+    for figure in kept:
         counts[figure.name] += 1
         number = f"-{counts[figure.name]}" if counts[figure.name] > 1 else ""
-        where = f", {figure.setting}" if len(settings[figure.title]) > 1 else ""
-        named.append(replace(figure, name=figure.name + number, title=figure.title + where))
+        alike = {each.setting for each in kept if each.title == figure.title}
+        setting = f", {figure.setting}" if len(alike) > 1 else ""
+        named.append(replace(figure, name=figure.name + number, title=figure.title + setting))
     return named
 
 
@@ -118,13 +124,12 @@ def _largest_of_each(found: Sequence[Comparison]) -> list[Comparison]:
     """Return the largest comparison of each network and data set."""
     groups: dict[tuple[str, ...], list[Comparison]] = {}
     for each in found:
-        ours = each.conditions
-        groups.setdefault((ours.model, ours.weights, ours.data), []).append(each)
+        groups.setdefault(each.conditions[:3], []).append(each)  # network, weights, data
     return [largest(group) for group in groups.values()]
 
 
 def _caption(comparison: Comparison, spread: str = "bars") -> str:
-    """Say what the points of a figure are means of, and what is drawn around them."""
+    """Name the results that the points of a figure are means of, and their bars."""
     count, seeds = len(comparison.corruptions), len(comparison.seeds)
     over = f"Mean over {count} corruptions" if count > 1 else full_name(comparison.corruptions[0])
     drawn = f"; {spread}: standard deviation over {seeds} seeds" if spread and seeds > 1 else ""
@@ -157,7 +162,7 @@ def _batch_sizes(
     """Draw error against batch size, over the corruptions that all sizes have."""
     groups: dict[Conditions, list[Comparison]] = {}
     for each in found:
-        if each.conditions.batch_size:  # which a file from elsewhere may lack
+        if each.conditions.batch_size:  # which a frame made by hand may lack
             groups.setdefault(each.conditions._replace(batch_size=0), []).append(each)
     for conditions, group in groups.items():
         shared = set.intersection(*(set(each.corruptions) for each in group))
@@ -253,35 +258,32 @@ def _entropy(comparison: Comparison, styles: dict[str, int]) -> ReportFigure | N
 def _spectra(
     observations: Sequence[Observation], found: Sequence[Comparison], styles: dict[str, int]
 ) -> Iterator[ReportFigure]:
-    """Draw what the stream did to the components, and each filter's answer to it."""
+    """Draw the components of the source and of the stream, and below them the filters' gains."""
     drawable = [each for each in observations if any(value > 0 for value in each.source_spectrum)]
-    for seen in chosen_observations(drawable, found).values():
-        yield _spectrum(seen, styles)
-
-
-def _spectrum(seen: Sequence[Observation], styles: dict[str, int]) -> ReportFigure:
-    first = seen[0]
-    methods: dict[str, Observation] = {}
-    for each in seen:
-        methods.setdefault(each.cell.method, each)
-    figure, (above, below) = svg.panels(2, 2 + len(methods))
-    _draw_spectrum(above, first.source_spectrum, label="source data", color=svg.INK)
-    dotted = {"color": svg.INK, "linestyle": svg.DASHES[2]}
-    _draw_spectrum(above, first.test_spectrum, label="this stream", **dotted)
-    for method, each in methods.items():
-        _draw_spectrum(below, each.gains, label=f"gain of {method}", **svg.look(styles[method]))
-    above.set(ylabel="standard deviation", xscale="log", yscale="log")
-    below.set(ylabel="gain", xlabel="principal component")
-    svg.label_plainly(above.yaxis)
-    svg.label_plainly(below.xaxis)
-    svg.add_legend(figure)
-    return ReportFigure(
-        f"spectrum-{first.cell.corruption}",
-        f"Spectrum and gains: {full_name(first.cell.corruption)}",
-        f"{Conditions.of(first.cell).title}, seed {first.cell.seed}. Standard deviation of each "
-        "component on source data and at the start of the stream; gains after the last batch.",
-        figure,
-    )
+    for corruption, own in shown_observations(drawable, found).items():
+        first = own[0]
+        gains: dict[str, tuple[float, ...]] = {}
+        for each in own:
+            gains.setdefault(each.cell.method, each.gains)
+        figure, (above, below) = svg.panels(2, 2 + len(gains))
+        _draw_spectrum(above, first.source_spectrum, label="source data", color=svg.INK)
+        dotted = {"color": svg.INK, "linestyle": svg.DASHES[2]}
+        _draw_spectrum(above, first.test_spectrum, label="this stream", **dotted)
+        for method, values in gains.items():
+            _draw_spectrum(below, values, label=f"gain of {method}", **svg.look(styles[method]))
+        above.set(ylabel="standard deviation", xscale="log", yscale="log")
+        below.set(ylabel="gain", xlabel="principal component")
+        svg.label_plainly(above.yaxis)
+        svg.label_plainly(below.xaxis)
+        svg.add_legend(figure)
+        yield ReportFigure(
+            f"spectrum-{corruption}",
+            f"Spectrum and gains: {full_name(corruption)}",
+            f"{Conditions.of(first.cell).title}, seed {first.cell.seed}. Standard deviation of "
+            "each component on source data and at the start of the stream; gains after the last "
+            "batch.",
+            figure,
+        )
 
 
 def _draw_spectrum(axes: Axes, values: Sequence[float], **style: Any) -> None:
@@ -294,16 +296,24 @@ def _draw_spectrum(axes: Axes, values: Sequence[float], **style: Any) -> None:
 # Points with their names at the side -------------------------------------------------------------
 
 
-def _scatter(comparison: Comparison, name: str, styles: dict[str, int]) -> ReportFigure | None:
+def _parameters(comparison: Comparison, styles: dict[str, int]) -> ReportFigure | None:
+    label, title = "parameters adapted", "Error against parameters adapted"
+    return _scatter(comparison, "parameters", "parameters", label, title, styles)
+
+
+def _cost(comparison: Comparison, styles: dict[str, int]) -> ReportFigure | None:
+    column, label = "milliseconds", "milliseconds per image"
+    if comparison.lines.times_source.notna().any():
+        column, label = "times_source", "time per image (source = 1)"
+    return _scatter(comparison, "cost", column, label, "Error against cost", styles)
+
+
+def _scatter(
+    comparison: Comparison, name: str, column: str, label: str, title: str, styles: dict[str, int]
+) -> ReportFigure | None:
     """Draw one point for each method; names and errors stand at the side, the highest first."""
     from matplotlib.figure import Figure
 
-    column, label, title = "parameters", "parameters adapted", "Error against parameters adapted"
-    if name == "cost":
-        relative = comparison.lines.times_source.notna().any()
-        column = "times_source" if relative else "milliseconds"
-        label = "time per image (source = 1)" if relative else "milliseconds per image"
-        title = "Error against cost"
     whole = comparison.lines.dropna(subset=["mean", column])
     shown = nearest_to_paper(whole, FAMILY)
     if shown[column].nunique() < 2:  # nothing to compare the error with
@@ -330,7 +340,7 @@ def _scatter(comparison: Comparison, name: str, styles: dict[str, int]) -> Repor
 
 
 def _scale_x(axes: Axes, values: Series) -> None:
-    """Make the axis logarithmic, with a place for zero where there is one."""
+    """Make the axis logarithmic, with a place for zero if there is one."""
     if values.min() > 0:
         margin = (values.max() / values.min()) ** MARGIN
         axes.set(xscale="log", xlim=(values.min() / margin, values.max() * margin))
@@ -342,3 +352,78 @@ def _scale_x(axes: Axes, values: Series) -> None:
         svg.label_plainly(axes.xaxis)
         decades = range(1, 1 + int(math.log10(top)))
         axes.set_xticks([0, *(10**each for each in decades[:: math.ceil(len(decades) / 3)])])
+
+
+# A search ----------------------------------------------------------------------------------------
+
+
+def tuning_figure(tuned: Tuned, space: SearchSpace) -> ReportFigure:
+    """Draw the mean error of all trials against each option that has several values."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    groups: dict[str, list[Trial]] = {name: [] for name in TRIAL_LOOKS}
+    for trial in tuned.trials:
+        if trial.status != "failed":
+            look = "finished" if trial.status == "done" else "left early"
+            groups["best" if trial is tuned.best else look].append(trial)
+    several = [name for name, each in space.options.items() if each.count != 1]
+    names = several or list(space.options)
+    across = min(ACROSS, len(names))
+    down = math.ceil(len(names) / across)
+    size = (max(svg.WIDTH, PANEL_WIDTH * across), PANEL_HEIGHT * down + 2 * svg.LEGEND_LINE)
+    source = tuned.source.mean
+    with mpl.rc_context(svg.STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(down, across, sharey=True, squeeze=False)
+        for axes, name in zip(panels.flat, names, strict=False):
+            _draw_trials(axes, name, space.options[name], groups)
+            if source is not None:
+                axes.axhline(source, color=svg.INK, linestyle=(0, (4, 2)), label="source")
+        for axes in panels[:, 0]:
+            axes.set_ylabel(ERROR)
+        shown = (tuned.source, *groups["finished"], *groups["best"])
+        means = [trial.mean for trial in shown if trial.mean is not None]
+        if means and 0 < FAR * min(means) < max(means):  # bad trials would squeeze the good ones
+            panels.flat[0].set_yscale("log")
+            svg.label_plainly(panels.flat[0].yaxis)
+        for axes in panels.flat[len(names) :]:
+            axes.set_visible(False)
+        handles, labels = panels.flat[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    caption = (
+        f"{len(tuned.trials):,} trials, mean error over {len(tuned.conditions)} held-out "
+        f"conditions of {tuned.images:,} images, seed {tuned.seed}. Other options vary as well. "
+        "Trials that were left early are marked at the upper edge, without their error."
+    )
+    return ReportFigure("tuning", f"Error of {tuned.method} against its options", caption, figure)
+
+
+def _draw_trials(
+    axes: Axes, name: str, values: Choices | Range, groups: dict[str, list[Trial]]
+) -> None:
+    """Draw the trials against one option."""
+    from ttapca.benchmark.search import Range
+
+    for look, trials in groups.items():
+        if not trials:
+            continue
+        x = [trial.options[name] for trial in trials]
+        if not isinstance(values, Range):
+            x = [values.values.index(each) for each in x]
+        y, style = [trial.mean or 0.0 for trial in trials], TRIAL_LOOKS[look]
+        if look == "left early":  # at the edge: their means are over fewer conditions
+            y = [1.0] * len(x)
+            style = {**style, "transform": axes.get_xaxis_transform(), "clip_on": False}
+        axes.plot(x, y, linestyle="none", label=look, **style)
+    axes.set_xlabel(name)
+    if isinstance(values, Range):
+        axes.set_xscale("log" if values.log else "linear")
+        room = (values.high / values.low) ** MARGIN if values.log else 1.0
+        span = 0.0 if values.log else MARGIN * (values.high - values.low)
+        axes.set_xlim(values.low / room - span, values.high * room + span)
+        svg.label_plainly(axes.xaxis)
+    else:
+        texts = [f"{each:g}" if isinstance(each, float) else str(each) for each in values.values]
+        axes.set_xticks(range(len(texts)), texts)
+        axes.set_xlim(-0.5, len(texts) - 0.5)

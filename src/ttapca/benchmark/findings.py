@@ -1,4 +1,4 @@
-"""What the report says of its largest comparison: question, title, finding, and what to deploy.
+"""The findings of a report: question, title, headline and choice, of its largest comparison.
 
 Nothing is called lowest that is not told apart from the others.
 """
@@ -6,11 +6,11 @@ Nothing is called lowest that is not told apart from the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ttapca.benchmark.cells import CLEAN
-from ttapca.benchmark.comparisons import LINE, SOURCE, Comparison, Rows, comparisons, frame, largest
+from ttapca.benchmark.comparisons import LINE, SOURCE, Comparison, Measurements, frame, largest
 from ttapca.benchmark.difference_tables import differences_to
+from ttapca.benchmark.rows import CLEAN
 from ttapca.benchmark.tables import (
     COSTS,
     MISSING,
@@ -32,138 +32,104 @@ NOT_TESTED = "Differences were not tested: it is not known which images were pre
 DEPLOYED_COSTS = ("milliseconds", "times_source")  # columns of the lines
 
 
-@dataclass(frozen=True)
 class Finding:
-    """What one comparison shows of its mean errors.
+    """The finding of one comparison of mean errors.
 
     Attributes:
-        comparison: The comparison.
         ranked: The lines that have a mean error, the lowest first.
-        first: Those with the lowest error and all that are not told apart from it.
+        first: The lines with the lowest error, and all that are not told apart from it.
         tested: Whether differences were tested; if not, `first` has the lowest only.
+        source_is_first: Whether no method is shown to have a lower error than the source.
     """
 
-    comparison: Comparison
-    ranked: list[int]
-    first: list[int]
-    tested: bool
-
-    @classmethod
-    def of(cls, comparison: Comparison) -> Finding:
-        """Return what a comparison shows."""
-        means, standings = comparison.lines["mean"].dropna(), comparison.standings()
-        ranked = means.sort_values(kind="stable").index.tolist()
-        first = [line for line in ranked if standings and standings[line].rank == 1]
-        return cls(comparison, ranked, first or ranked[:1], bool(standings))
-
-    @property
-    def source_is_first(self) -> bool:
-        """Whether no method is shown to have a lower error than the untouched network."""
-        return SOURCE in set(self.comparison.lines.method[self.first])
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison, standings = comparison, comparison.standings()
+        means = comparison.lines["mean"].dropna().sort_values(kind="stable")
+        self.ranked: list[int] = means.index.tolist()
+        self.tested = bool(standings)
+        best = [line for line in self.ranked if self.tested and standings[line].rank == 1]
+        self.first = best or self.ranked[:1]
+        self.source_is_first = SOURCE in set(comparison.lines.method[self.first])
 
     def named(self, lines: Sequence[int]) -> str:
         """Return the names of lines, each with its mean error."""
         labels = self.comparison.lines.label
-        errors = [f"{mean_value(self.comparison, line).text} %" for line in lines]
-        pairs = zip(labels[list(lines)], errors, strict=True)
-        return ", ".join(f"{label} {error}".replace(" ", "\u00a0") for label, error in pairs)
+        pairs = (f"{labels[line]} {mean_value(self.comparison, line).text} %" for line in lines)
+        return ", ".join(pair.replace(" ", "\u00a0") for pair in pairs)
 
-    def sentence(self) -> str:
-        """Return what was found, in one sentence without its full stop."""
+    @property
+    def title(self) -> str:
+        """The finding in one sentence without its full stop."""
+        lines = self.comparison.lines
         if not self.ranked:
             return "No method was measured on every corruption"
-        tested = "" if self.tested or len(self.ranked) == 1 else " (not tested)"
         if len(self.ranked) == 1:
             return f"Mean error: {self.named(self.ranked)}"
+        tested = "" if self.tested else " (not tested)"
         if self.source_is_first:
             return f"No method is shown to have a lower error than {UNTOUCHED}{tested}"
         if len(self.first) > 1:
-            labels = self.comparison.lines.label[self.first]
-            return f"The lowest errors are not told apart: {', '.join(labels)}"
-        methods = self.comparison.lines.method
-        source = [line for line in self.ranked if methods[line] == SOURCE][:1]
+            return f"The lowest errors are not told apart: {', '.join(lines.label[self.first])}"
+        source = [line for line in self.ranked if lines.method[line] == SOURCE][:1]
         return f"Lowest mean error: {self.named([*self.first, *source])}{tested}"
 
+    @property
+    def over(self) -> str:
+        """The corruptions that the means are over."""
+        names, severity = self.comparison.corruptions, self.comparison.conditions.severity
+        over = f"{len(names)} corruptions" if len(names) > 1 else heading(names[0])
+        return f"{over} at severity {severity}" if severity else over
 
-def _over(comparison: Comparison) -> str:
-    names, severity = comparison.corruptions, comparison.conditions.severity
-    over = f"{len(names)} corruptions" if len(names) > 1 else heading(names[0])
-    return f"{over} at severity {severity}" if severity else over
 
-
-def question(rows: Rows) -> str:
-    """Say what was asked, of the largest comparison.
-
-    Example:
-        >>> question([])
-        ''
-    """
-    found = comparisons(rows)
+def question(found: Sequence[Comparison]) -> str:
+    """Return the question of the largest comparison."""
     if not found:
         return ""
-    ours, methods = largest(found).conditions, counted(len(largest(found).lines), "method")
+    finding = Finding(largest(found))
+    ours, methods = finding.comparison.conditions, len(finding.comparison.lines)
     return (
-        f"Which of {methods} has the lowest error with {ours.model} on {ours.data}, "
-        f"{_over(largest(found))}?"
+        f"Which of {counted(methods, 'method')} has the lowest error with {ours.model} on "
+        f"{ours.data}, {finding.over}?"
     )
 
 
-def title(rows: Rows) -> str:
-    """Say in one line what was found in the largest comparison; `headline` adds the numbers.
-
-    Example:
-        >>> title([])
-        'Nothing has been measured yet'
-    """
-    found = comparisons(rows)
-    return Finding.of(largest(found)).sentence() if found else NOTHING
+def title(found: Sequence[Comparison]) -> str:
+    """Return the finding of the largest comparison in one line."""
+    return Finding(largest(found)).title if found else NOTHING
 
 
-def headline(rows: Rows) -> list[str]:
-    """Return the errors of the largest comparison in one sentence, and how many runs failed.
-
-    Example:
-        >>> headline([])
-        ['Nothing has been measured yet.']
-    """
-    every = frame(rows)
-    if every.empty:
+def headline(rows: Measurements, found: Sequence[Comparison]) -> list[str]:
+    """Return the errors of the largest comparison in one sentence, and how many runs failed."""
+    if not found:
         return [f"{NOTHING}."]
-    finding = Finding.of(largest(comparisons(every)))
-    comparison, said = finding.comparison, []
+    finding, said = Finding(largest(found)), list[str]()
     if finding.ranked:
         others = [line for line in finding.ranked if line not in finding.first]
         groups = [finding.named(finding.first), *([finding.named(others)] if others else [])]
         between = ". Told apart from that: " if finding.tested else ", "
-        said = [f"Mean error over {_over(comparison)}: {between.join(groups)}."]
+        said = [f"Mean error over {finding.over}: {between.join(groups)}."]
         if finding.tested:
             said.append("±: 95\u00a0% interval over images.")
         elif others:
             said.append(NOT_TESTED)
-    unranked = comparison.lines.label.drop(finding.ranked).tolist()
-    if unranked:
+    if unranked := finding.comparison.lines.label.drop(finding.ranked).tolist():
         said.append(f"Not measured on every corruption: {', '.join(unranked)}.")
-    failed, count = int((every.status == "failed").sum()), counted(len(every), "measurement")
+    statuses = frame(rows).status
+    failed, count = int((statuses == "failed").sum()), counted(len(statuses), "measurement")
     end = f"{failed:,} of {count} failed." if failed else f"All {count} finished."
-    return [f"{comparison.conditions.title}.", *said, end]
+    return [f"{finding.comparison.conditions.title}.", *said, end]
 
 
 def deployment(found: Sequence[Comparison]) -> tuple[str, ResultTable | None]:
-    """Say what to deploy under the conditions of the largest comparison, and what each would cost.
+    """Return the method to deploy under the conditions of the largest comparison, and its rivals.
 
     The lowest error is chosen if it is told apart from all others. Of several that are not told
-    apart, the fastest is chosen; nothing, if the untouched network is one of them.
-
-    Returns:
-        A sentence, empty with fewer than two methods; and a table with a line for each method.
-
-    Example:
-        >>> deployment([])
-        ('', None)
+    apart, the fastest is chosen; nothing, if the untouched network is one of them. The sentence is
+    empty with fewer than two methods. The table has a line for each method.
     """
     if not found or len(largest(found).lines) < 2:
         return "", None
-    finding = Finding.of(largest(found))
+    finding = Finding(largest(found))
     lines, first = finding.comparison.lines, finding.first
     if not finding.tested:
         return f"No choice: {NOT_TESTED}", None
@@ -171,7 +137,7 @@ def deployment(found: Sequence[Comparison]) -> tuple[str, ResultTable | None]:
         return "No choice: fewer than two methods were measured on every corruption.", None
     table = _deployment_table(finding, found)
     if finding.source_is_first:
-        return f"No adaptation: {finding.sentence()}, which costs least.", table
+        return f"No adaptation: {finding.title}, which costs least.", table
     fastest = lines.milliseconds[first].sort_values(kind="stable").index[0]
     why = "the lowest error, told apart from all others"
     if len(first) > 1:
@@ -186,8 +152,11 @@ def _deployment_table(finding: Finding, found: Sequence[Comparison]) -> ResultTa
     comparison, lines = finding.comparison, finding.comparison.lines
     columns = ["method", mean_heading(comparison.corruptions), RANK]
     columns += [COSTS[name][0] for name in DEPLOYED_COSTS]
-    clean = _clean_differences(comparison)
     notes = [TEST]
+    source = lines.index[lines.method == SOURCE]
+    clean: dict[int, Value] = {}
+    if len(source) and comparison.with_clean != comparison.corruptions:
+        clean = differences_to(comparison, source[0], CLEAN)
     if clean:
         columns.append("clean images, minus source")
         notes.append(f"In brackets: not told apart from {UNTOUCHED}.")
@@ -214,23 +183,14 @@ def _deployment_table(finding: Finding, found: Sequence[Comparison]) -> ResultTa
     return ResultTable(comparison.conditions.title, tuple(columns), tuple(body), tuple(notes))
 
 
-def _clean_differences(comparison: Comparison) -> dict[int, Value]:
-    """Return the errors on clean images above that of the untouched network, by line."""
-    source = comparison.lines.index[comparison.lines.method == SOURCE]
-    if not len(source) or CLEAN not in comparison.with_clean or CLEAN in comparison.corruptions:
-        return {}
-    return differences_to(comparison, source[0], CLEAN)
-
-
 def _other_streams(
     comparison: Comparison, found: Sequence[Comparison]
 ) -> list[dict[tuple[object, ...], int]]:
     """Return the ranks of methods in other streams of the same network and data."""
-    ours, ranks = comparison.conditions, []
+    ranks = []
     for other in found:
-        theirs = other.conditions
-        same = (ours.model, ours.weights, ours.data) == (theirs.model, theirs.weights, theirs.data)
         standings = other.standings()
+        same = other.conditions[:3] == comparison.conditions[:3]  # network, weights, data
         if same and other is not comparison and len(standings) > 1:
             keys = other.lines[LINE].apply(tuple, axis=1)
             ranks.append({keys[line]: each.rank for line, each in standings.items()})

@@ -1,39 +1,56 @@
-"""One unit of work: put its method on the network, send the images through it, and measure."""
+"""One unit of work: put its method on the network, send the images through it, and measure.
+
+Beside the errors, a row has the versions and the machine; an observation has the gains and the
+pictures of the filter.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import platform
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from ttapca import __version__
 from ttapca.adaptation.adapter import Adapter
-from ttapca.benchmark.cells import CLEAN, Cell, Observation, Outcome, Row, Status
-from ttapca.benchmark.inspection import machine, observe, versions
 from ttapca.benchmark.plan import Unit
-from ttapca.benchmark.subject import FORGETTING, Subject, segments
+from ttapca.benchmark.rows import CLEAN, Cell, Observation, Outcome, Row, Status
+from ttapca.benchmark.streams import FORGETTING, segments
+from ttapca.benchmark.subject import Subject
 from ttapca.datasets import Images, TensorBatches, to_tensor
 from ttapca.errors import BasisWarning
+from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods import MethodName
 from ttapca.methods.adapt import adapt
 from ttapca.methods.method import registration
 from ttapca.networks.evaluation import Watch, predict_all
+from ttapca.networks.network import ImageNetwork, Normalise, NormalisedNetwork, explained_shape
+from ttapca.spectral.filter import SpectralFilter
+from ttapca.support.modules import device_and_dtype, find_layer, stopped_at
 from ttapca.support.process import forget_peak_memory, peak_memory
 
 Measured = tuple[dict[str, Any], Observation | None]
 Written = tuple[list[Row], list[Observation]]
 LONGEST_REASON = 1000  # letters
+SPECTRUM_IMAGES = 500  # so that the deviations are known to 3 %
+PICTURES = 6
+PROCESSORS = Path("/proc/cpuinfo")
 
-# What an evaluation finds, and what stands there after a failure.
+# The results of an evaluation, and their values after a failure.
 EVALUATED: dict[str, Any] = {
     "error": None, "calibration_error": None, "entropy": None,
     "error_stream": (), "entropy_stream": (), "seconds": 0.0,
@@ -44,31 +61,23 @@ NOTHING = EVALUATED | {"updates": 0, "skipped": 0, "parameters": 0}
 def run_unit(
     unit: Unit, subject: Subject, images: Images, command: str, watch: Watch | None = None
 ) -> Written:
-    """Run a unit, and return what is written of it.
-
-    A method that fails is a finding too, and no reason to stop.
-    """
+    """Run a unit, and return its rows; a method that fails is a finding, and no reason to stop."""
     forget_peak_memory()
     try:
         found = measure(unit, subject, images, watch)
     except Exception as error:  # whatever a method or a network may raise
-        return failure(unit, _in_words(error), command)
+        return not_measured(unit, "failed", _in_words(error), command), []
     rows = _rows(unit, [values for values, _ in found], "done", "", command)
     return rows, [observation for _, observation in found if observation is not None]
-
-
-def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def failure(unit: Unit, reason: str, command: str) -> Written:
-    """Return what is written of a unit that failed."""
-    return not_measured(unit, "failed", reason, command), []
 
 
 def not_measured(unit: Unit, status: Status, reason: str, command: str) -> list[Row]:
     """Return the rows of a unit without measured values."""
     return _rows(unit, [NOTHING] * len(unit.cells), status, reason[:LONGEST_REASON], command)
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _rows(
@@ -92,12 +101,10 @@ def _rows(
 def measure(
     unit: Unit, subject: Subject, images: Images, watch: Watch | None = None
 ) -> list[Measured]:
-    """Put a unit's method on the network, send the images through it, and measure.
+    """Measure each cell of a unit: numbers, named as in `Outcome`, and an observation.
 
-    Returns:
-        For each cell its numbers, named as in `Outcome`, and what the filter did. Where corruptions
-        take turns in one stream, the updates are those of the whole stream; and where they change
-        from time to time, the filter is looked at for the last one only, which its gains are for.
+    If corruptions take turns in one stream, the updates are those of the whole stream. If they
+    change from time to time, only the last one is observed: the gains are for it.
     """
     cell = unit.cells[0]
     labels = subject.source.clean.labels
@@ -120,20 +127,19 @@ def measure(
                     "skipped": adapter.skipped - skipped,
                     "parameters": adapter.n_parameters,
                 }
-                seen = None
+                observation = None
                 if cell.setting != "changing" or number == corruption[-1]:
-                    seen = observe(unit.cells[number], adapter, subject, images, segment[own])
-                found.append((values, seen))
+                    own_cell = unit.cells[number]
+                    observation = observe(own_cell, adapter, subject, images, segment[own])
+                found.append((values, observation))
     return found
 
 
 def _packed(correct: NDArray[np.bool_], numbers: NDArray[np.int64], images: int) -> bytes:
     """Return which images were predicted right, in the order of the images, as packed bits.
 
-    Args:
-        correct: In the order of the stream, shape (images,).
-        numbers: The images in that order; those of another corruption are `images` further on.
-        images: How many there are of each corruption.
+    `numbers` has the images in the order of the stream; those of another corruption are `images`
+    further on.
     """
     in_order = np.zeros(images, dtype=bool)
     in_order[numbers % images] = correct
@@ -144,7 +150,7 @@ def _packed(correct: NDArray[np.bool_], numbers: NDArray[np.int64], images: int)
 def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
     """Put a cell's method on the network, and take it off afterwards."""
     own = {**json.loads(cell.options), **subject.provided.get(cell.method, {})}
-    # These two refuse a seed where they draw nothing.
+    # These two refuse a seed if they draw nothing.
     draws = {"ttt": own.get("rotations") == "random", "roid": own.get("consistency", True)}
     if draws.get(cell.method, True) and "seed" in registration(cell.method).options:
         own["seed"] = cell.seed
@@ -169,27 +175,158 @@ def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
 
 
 def estimate_seconds(units: Sequence[Unit], subject: Subject) -> tuple[float, dict[str, str]]:
-    """Estimate how long the methods of these units will take, without making the images.
-
-    Returns:
-        The seconds of those that run; and for each method that fails, why.
-    """
+    """Estimate the seconds of these units without making the images; say which methods fail."""
     images: dict[Cell, int] = defaultdict(int)
-    for unit in units:  # without what hardly changes the speed
+    for unit in units:  # corruption and order hardly change the speed
         images[replace(unit.cells[0], corruption=CLEAN, severity=0, seed=0)] += unit.images
     seconds, failures = 0.0, dict[str, str]()
     for cell, count in images.items():
+        batch = to_tensor(subject.source.clean.images[: cell.batch_size])
         try:
-            seconds += count * _seconds_an_image(cell, subject)
+            with adapted(cell, subject) as adapter:
+                adapter(batch[:2])  # the first call allocates and loads
+                start = time.perf_counter()
+                adapter(batch)
+                seconds += count * (time.perf_counter() - start) / len(batch)
         except Exception as error:  # whatever it raises, the run finds it again and goes on
             failures[cell.method] = _in_words(error)
     return seconds, failures
 
 
-def _seconds_an_image(cell: Cell, subject: Subject) -> float:
-    batch = to_tensor(subject.source.clean.images[: cell.batch_size])
-    with adapted(cell, subject) as adapter:
-        adapter(batch[:2])  # the first call allocates and loads
-        start = time.perf_counter()
-        adapter(batch)
-        return (time.perf_counter() - start) / len(batch)
+# The filter ---------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def observe(
+    cell: Cell, adapter: Adapter, subject: Subject, images: Images, order: NDArray[np.int64]
+) -> Observation | None:
+    """Return spectrum, gains and pictures; None for a method without a filter."""
+    filters = [part for part in adapter.surfaces.modules() if isinstance(part, SpectralFilter)]
+    if not filters or subject.fitted is None:
+        return None
+    fitted, acting = subject.fitted, filters[0]
+    first = images.subset(order[:PICTURES])
+    with adapter.disabled():
+        samples = _filter_input(subject, fitted, first)
+        numbers = np.sort(order[:SPECTRUM_IMAGES])
+        key = (cell.corruption, cell.severity, numbers.tobytes())
+        if subject.spectrum is None or subject.spectrum[0] != key:
+            caught = _filter_input(subject, fitted, images.subset(numbers))
+            components = fitted.spectral_filter().components(caught)
+            several = len(components) > 1
+            subject.spectrum = (key, components.std(0) if several else components[0].abs())
+    gains = acting.gains()
+    gains = gains if gains.dim() == 1 else gains.mean(0)  # every image has its own
+    filtered: tuple[bytes, ...] = ()
+    if acting.basis.at_input:
+        pixels_of = undo_normalisation(subject, to_tensor(first.images), samples)
+        if pixels_of is not None:
+            changed = acting.scaled_by(gains, samples.to(acting.mean)).cpu()
+            filtered = tuple(map(as_png, pixels_of(changed)))
+    return Observation(
+        cell,
+        _rounded(fitted.explained_variance_.sqrt()[: cell.components]),
+        _rounded(subject.spectrum[1][: cell.components]),
+        _rounded(gains),
+        tuple(map(as_png, first.images)),
+        filtered,
+    )
+
+
+@torch.no_grad()
+def check_shape(subject: Subject) -> None:
+    """Raise `ShapeError` before any work if the filter does not fit, or the network the images."""
+    if subject.fitted is not None:
+        one = subject.source.clean.subset(np.arange(1))
+        with explained_shape(tuple(to_tensor(one.images).shape[1:])):
+            samples = _filter_input(subject, subject.fitted, one)
+        subject.fitted.check_shape(tuple(samples.shape[1:]))
+
+
+def _filter_input(subject: Subject, fitted: FittedFilter, images: Images) -> Tensor:
+    layer = find_layer(subject.network, fitted.layer)
+    device, _ = device_and_dtype(layer, subject.network)
+    with stopped_at(layer, before=fitted.basis.at_input) as caught:
+        subject.network(to_tensor(images.images).to(device))
+    samples: Tensor = caught[0]
+    return samples.cpu()
+
+
+def undo_normalisation(
+    subject: Subject, images: Tensor, samples: Tensor
+) -> Callable[[Tensor], NDArray[np.uint8]] | None:
+    """Return a function from samples to pixels; None if these are no images, normalised or not.
+
+    `samples` are the input of a layer of the subject's network for these images, which are in [0,
+    1] and of shape (batch, channels, height, width).
+    """
+    if samples.shape != images.shape or samples.shape[1] not in (1, 3):
+        return None
+    shift, scale = torch.zeros(1), torch.ones(1)
+    if not torch.equal(images, samples):
+        network = subject.network
+        layer = network.normalise if isinstance(network, ImageNetwork) else network
+        if not isinstance(layer, Normalise | NormalisedNetwork):
+            return None
+        shift, scale = layer.mean.cpu(), layer.std.cpu()
+        if not torch.allclose(samples, (images - shift) / scale, atol=1e-5):
+            return None
+
+    def pixels_of(changed: Tensor) -> NDArray[np.uint8]:
+        pixels = (255 * (changed * scale + shift).clamp(0, 1)).round().to(torch.uint8)
+        found: NDArray[np.uint8] = pixels.permute(0, 2, 3, 1).numpy()
+        return found
+
+    return pixels_of
+
+
+def _rounded(values: Tensor) -> tuple[float, ...]:
+    return tuple(float(f"{value:.6g}") for value in values.tolist())
+
+
+def as_png(image: NDArray[np.uint8]) -> bytes:
+    """Return an image, (height, width, channels), as the bytes of a PNG file."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+# The machine --------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of ttapca, torch, numpy and Python."""
+    return {
+        "ttapca": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def machine() -> dict[str, str]:
+    """Return processor, cores, threads and operating system."""
+    try:
+        lines = PROCESSORS.read_text().splitlines()
+    except OSError:
+        lines = [f"model name:{platform.processor()}"]
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": next(filter(None, names), platform.machine()),
+        "cores": str(os.cpu_count() or 1),
+        "threads": str(torch.get_num_threads()),
+        "system": platform.platform(),
+    }
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one core: faster for small tensors, and sums round alike on any machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""Which network: where it comes from, by name, and what tells it from others of that name.
+"""A network by name, and the fingerprint that tells it from others of that name.
 
 It needs nothing of a benchmark, so that a service of a network is started without the packages for
 corrupted images.
@@ -33,17 +33,17 @@ FINGERPRINT_LENGTH = 16  # hexadecimal digits
 
 @dataclass(frozen=True)
 class NetworkSource:
-    """A network by name, and what is needed to load it.
+    """A network by name, and the options to load it.
 
     Attributes:
         name: A packaged network, a file of weights, `hf:NAME` or `timm:NAME`, or
             `package.module:factory`.
-        weights: A file of weights for what a factory makes.
+        weights: A file of weights for the network of a factory.
         architecture: Of a file of weights; found out from it by default.
-        normalisation: What is done to images in [0, 1] first: a name, or a mean and a deviation. Of
-            a file where it does not say it; of a factory where its network takes normalised images.
-        eps: What the norms of a file's network add to variances, if it is not what the architecture
-            is known for.
+        normalisation: Of images in [0, 1]: a name, or a mean and a deviation. For a file that does
+            not say it, or a factory whose network takes normalised images.
+        eps: The constant that the norms of a file's network add to variances; by default the
+            architecture's.
         any_size: Whether it is to take images of another size than it is known for.
 
     Example:
@@ -63,7 +63,7 @@ class NetworkSource:
 
         Args:
             assumed: The normalisation if neither the user nor the file says one.
-            doubt: Whether to warn where the weights may be untrained.
+            doubt: Whether to warn if the weights may be untrained.
 
         Raises:
             OptionError: There is no such network, or an option has no meaning for it.
@@ -104,13 +104,7 @@ class NetworkSource:
 
     @property
     def shipped_filter(self) -> Path | None:
-        """The folder of the filter that ships with it; None if there is none for it as given here.
-
-        Example:
-            >>> NetworkSource("cifar10-resnet20").shipped_filter.name
-            'cifar10-resnet20-filter'
-            >>> NetworkSource("cifar10-resnet20", any_size=True).shipped_filter
-        """
+        """The folder of the filter that ships with it; None if there is none for these options."""
         as_shipped = self == NetworkSource(self.name)
         return networks.packaged_filters().get(self.file) if as_shipped else None
 
@@ -125,11 +119,7 @@ class NetworkSource:
         return DIGITS if self.file == DIGITS_NETWORK else None
 
     def words(self) -> dict[str, object]:
-        """Return what is said beside the name as options of the command line.
-
-        Returns:
-            Values by option, for `option_words`: None if nothing is said, True for a switch.
-        """
+        """Return its options as those of the command line, for `option_words`."""
         stated = self.normalisation
         words: dict[str, object] = {
             "--weights": self.weights,
@@ -157,15 +147,7 @@ class NetworkSource:
 
 
 def option_words(options: Mapping[str, object]) -> list[str]:
-    """Return options as words of a command line.
-
-    Args:
-        options: Values by option. One that is None is left out; one that is True is a switch.
-
-    Example:
-        >>> option_words({"--eps": 1e-3, "--weights": None, "--any-size": True})
-        ['--eps', '0.001', '--any-size']
-    """
+    """Return options as words of a command line; None is left out, and True is a switch."""
     given = {name: value for name, value in options.items() if value is not None}
     pairs = ([name] if value is True else [name, str(value)] for name, value in given.items())
     return [word for pair in pairs for word in pair]
@@ -174,8 +156,8 @@ def option_words(options: Mapping[str, object]) -> list[str]:
 def fingerprint(network: nn.Module) -> str:
     """Return the first 16 digits of a SHA-256 over all parameters and buffers.
 
-    Buffers that are not in the state dict count too: one of them normalises the images, which
-    changes every number. So do settings that are in no tensor, such as the `eps` of norms.
+    Buffers outside the state dict count too: one of them normalises the images. So do settings that
+    are in no tensor, such as the `eps` of norms.
 
     Example:
         >>> fingerprint(nn.Identity())

@@ -1,4 +1,4 @@
-"""What the paper measured and with which options; `paper.toml` has its Tables 1 and 2."""
+"""The paper's options, its errors (`paper.toml` has Tables 1 and 2), and its setting."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
 
 METHODS = ("source", "bn", "tent", "ttapca-exp", "ttapca-relu")
 SEVERITY = 5
@@ -19,6 +23,12 @@ NETWORK = "WRN-28-10"
 IMAGES = 10_000
 
 _ROUNDING = 0.01  # half a unit of the errors and half a unit of the mean
+_WAYS_TO_A_NETWORK = {
+    "cifar10": "it is RobustBench's Standard, which `robustbench.utils.load_model('Standard', "
+    "threat_model='corruptions')` writes to models/cifar10/corruptions/Standard.pt; then `ttapca "
+    "reproduce cifar10 Standard.pt --normalise none`",
+    "cifar100": "the authors trained it (83 %) and did not publish it",
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,7 @@ class PaperRow:
         printed_name: Its name in the paper.
         printed_mean: The mean as printed.
         errors: In percent, by corruption, in the paper's order.
-        spreads: The standard deviations that the paper prints, by corruption.
+        spreads: The printed standard deviations, by corruption.
 
     Example:
         >>> tent = paper_row("cifar10", "episodic", "tent")
@@ -78,7 +88,7 @@ def paper_rows() -> tuple[PaperRow, ...]:
 
 
 def paper_row(data: str, setting: str, method: str) -> PaperRow | None:
-    """Return one row, or None where the paper has none; `CIFAR-10-C` is the same as `cifar10`.
+    """Return one row, or None if the paper has none; `CIFAR-10-C` is the same as `cifar10`.
 
     Example:
         >>> paper_row("digits", "episodic", "tent") is None
@@ -87,3 +97,48 @@ def paper_row(data: str, setting: str, method: str) -> PaperRow | None:
     name = data.lower().replace("-", "").replace("_", "").removesuffix("c")
     wanted = (name, setting, method)
     return next((r for r in paper_rows() if (r.data, r.setting, r.method) == wanted), None)
+
+
+def needed_for_the_papers_setting(
+    data: str, network: nn.Module, corrupted: Path | None, images: int | None
+) -> list[str]:
+    """Return a sentence for each difference to the paper's setting, with the way to get it.
+
+    Corrupted images without a folder are made in memory. For data that the paper does not have,
+    there are no sentences.
+    """
+    from ttapca.datasets.cifar import read_manifest
+
+    if data not in _WAYS_TO_A_NETWORK:
+        return []
+    found = []
+    if not _is_the_papers(network, data):
+        weights = sum(parameter.numel() for parameter in network.parameters())
+        found.append(
+            f"Network: one with {weights:,} weights here, {NETWORK} in the paper; "
+            f"{_WAYS_TO_A_NETWORK[data]}."
+        )
+    if corrupted is None or read_manifest(corrupted):
+        found.append(
+            f"Corrupted images: made by ttapca here, the published ones in the paper; `ttapca data "
+            f"get {data}-c` gets them (2.9 GB)."
+        )
+    if images is not None and images != IMAGES:
+        found.append(
+            f"Images of each corruption: {images:,} here, {IMAGES:,} in the paper; leave out "
+            "--quick."
+        )
+    return found
+
+
+def _is_the_papers(network: nn.Module, data: str) -> bool:
+    """Return whether a network can be the paper's, by its shapes and its normalisation."""
+    from ttapca.networks.architectures import shapes_of  # needs torch
+    from ttapca.networks.network import ImageNetwork
+
+    if not isinstance(network, ImageNetwork):
+        return False
+    shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    same = shapes == shapes_of(NETWORK.lower(), network.classes, network.input_shape[0])
+    plain = not any(network.normalise.values.mean) and set(network.normalise.values.std) == {1.0}
+    return same and (plain or data != "cifar10")

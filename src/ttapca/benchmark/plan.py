@@ -1,4 +1,4 @@
-"""`Plan`: what to compare, from a TOML file, a preset or Python; and its units of work."""
+"""`Plan`: the methods and conditions to compare, from TOML or Python; and its units of work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ttapca._checks import (
 )
 from ttapca.adaptation.guards import GuardAction
 from ttapca.benchmark import paper
-from ttapca.benchmark.cells import AMONG, CLEAN, JOINT, SETTINGS, Cell, Setting
+from ttapca.benchmark.rows import AMONG, CLEAN, JOINT, SETTINGS, Cell, Setting
 from ttapca.benchmark.subject import Condition, Subject
 from ttapca.corruptions import SEVERITIES, STANDARD
 from ttapca.corruptions.catalogue import find_all
@@ -38,7 +38,7 @@ from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded
 
 RECOMMENDED = "wiener"  # compared by default, beside the methods of the paper
 MOST_MEASUREMENTS = 100_000  # a day and a night, at a second each
-# What a plan may say about a method beside its own options.
+# Options that a plan has for a method beside its own.
 BESIDE: dict[str, Rule] = {"filter": Flag(), "guard": OneOf(get_args(GuardAction))}
 
 
@@ -65,8 +65,8 @@ class Plan:
             cosines all.
         layer: Where the filter sits; None for the layer that `ttapca layers` recommends.
         route: How the filter is fitted; see `ttapca.fit`.
-        outputs: What the outputs of the network mean: `multiclass`, `binary` or `multilabel`; None
-            to tell by their shape.
+        outputs: The kind of the network's outputs: `multiclass`, `binary` or `multilabel`; None to
+            tell by their shape.
         images: How many test images, chosen as `ttapca.datasets.choose` does; None for all.
         corrupted: A folder in the CIFAR-C layout; None to make the corrupted images.
         corruption_seed: For making corrupted images.
@@ -105,7 +105,7 @@ class Plan:
     method: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Turn lists into tuples, and refuse what makes no sense before any work is done."""
+        """Turn lists into tuples, and refuse wrong values before any work is done."""
         values = {name: getattr(self, name) for name in NAMES}
         conform(values, SCHEMA, "A plan", OptionError)
         for name, rule in SCHEMA.optional.items():
@@ -121,7 +121,7 @@ class Plan:
     def changed(self, **values: Any) -> Plan:
         """Return the same plan with other values; None leaves a value as it is.
 
-        Options of single methods are added to those that are there.
+        Options of single methods are added to the ones of the plan.
         """
         given = {name: value for name, value in values.items() if value is not None}
         own: dict[str, Mapping[str, Any]] = dict(self.method)
@@ -194,11 +194,7 @@ def read_preset(name: str) -> Plan:
 
 
 def preset_file(name: str) -> Path:
-    """Return the file of a plan that ships with the package.
-
-    Raises:
-        OptionError: There is none of that name.
-    """
+    """Return the file of a preset; raise `OptionError` if there is none of that name."""
     known = presets()
     if name not in known:
         raise OptionError(
@@ -222,10 +218,7 @@ def read_plan(path: Path | str) -> Plan:
 
 
 def read_values(path: Path | str) -> dict[str, Any]:
-    """Read what a TOML file says of a plan, by name; what it leaves open is not there.
-
-    Arguments and errors are those of `read_plan`, without what only values together can break.
-    """
+    """Read the values of a plan that are in a TOML file, each checked by its own rule."""
     path = Path(path)
     try:
         text = read_bounded(path, DataFormatError, largest=LARGEST_TOML)
@@ -237,7 +230,7 @@ def read_values(path: Path | str) -> dict[str, Any]:
 
 
 def plan_of(values: Mapping[str, Any], path: Path | str) -> Plan:
-    """Make a plan of what `read_values` returned; an `OptionError` names the file."""
+    """Make a plan of the values of a file; an `OptionError` names the file."""
     try:
         return Plan(**values)
     except OptionError as error:
@@ -246,13 +239,15 @@ def plan_of(values: Mapping[str, Any], path: Path | str) -> Plan:
 
 @dataclass(frozen=True)
 class Unit:
-    """What is run and saved together: one measurement, or several that share an adaptation.
+    """One measurement, or several that share an adaptation and are saved together.
 
     Attributes:
-        cells: What is measured; they differ in corruption and severity only.
+        cells: The measurements; they differ in corruption and severity only.
+        note: Follows the title, such as the options of a trial.
     """
 
     cells: tuple[Cell, ...]
+    note: str = ""
 
     @property
     def conditions(self) -> list[Condition]:
@@ -266,12 +261,12 @@ class Unit:
 
     @property
     def title(self) -> str:
-        """The unit in a few words, naming what differs from the usual."""
+        """The unit in a few words, with the values that differ from the usual ones."""
         cell = self.cells[0]
-        what = f"{cell.corruption} {cell.severity}"
+        condition = f"{cell.corruption} {cell.severity}"
         if len(self.cells) > 1:
-            what = f"{len(self.cells)} corruptions {max(cell.severity for cell in self.cells)}"
-        words = [what, cell.setting, cell.method]
+            condition = f"{len(self.cells)} corruptions {max(c.severity for c in self.cells)}"
+        words = [condition, cell.setting, cell.method]
         for name, value, usual in (
             ("rank", cell.components, 0),
             ("steps", max(cell.steps, 1), 1),
@@ -279,7 +274,7 @@ class Unit:
             ("seed", cell.seed, 0),
         ):
             words += [f"{name} {value}"] if value != usual else []
-        return "  ".join(words)
+        return "  ".join([*words, self.note]).rstrip()
 
 
 def expand(plan: Plan, subject: Subject) -> list[Unit]:
@@ -303,18 +298,10 @@ def expand(plan: Plan, subject: Subject) -> list[Unit]:
 def units_of(
     plan: Plan, subject: Subject, settings: Sequence[Setting], stream: Sequence[Condition]
 ) -> list[Unit]:
-    """Return the units of a plan for one stream, in some of its settings.
+    """Return the units of a plan for one stream, in some of its settings; see `expand`.
 
-    Args:
-        plan: Its corruptions and severities do not count.
-        subject: What the units are run on.
-        settings: How the images arrive.
-        stream: The conditions that share an adaptation, in their order; one, unless the settings
-            join several.
-
-    Raises:
-        OptionError: An option of a method makes no sense.
-        NotEnoughDataError: The filter has fewer components than the plan asks for.
+    `stream` has the conditions that share an adaptation: one, unless the settings join several. The
+    corruptions and severities of the plan do not count.
     """
     ranks = plan.components or (_usual_rank(subject),)
     units: list[Unit] = []
@@ -344,8 +331,8 @@ def units_of(
 def _among(stream: Sequence[Condition]) -> str:
     """Return how `Cell.corrupted` names conditions that share an adaptation.
 
-    Clean images have no severity of their own, so that of the others is named for them. The usual
-    one is left out: files of earlier versions never name it.
+    Clean images have no severity, so that of the others is named for them; not the usual one, which
+    files of earlier versions never name.
     """
     names = tuple(name for name, _ in stream)
     if names == STANDARD:
@@ -362,8 +349,8 @@ def _usual_rank(subject: Subject) -> int:
     if fitted is None:
         return paper.COMPONENTS
     # All cosines: they cost nothing, and noise shows in the last of them.
-    all_of_them = fitted.route == "dct"
-    return fitted.n_components_ if all_of_them else min(paper.COMPONENTS, fitted.n_components_)
+    cosines = fitted.route == "dct"
+    return fitted.n_components_ if cosines else min(paper.COMPONENTS, fitted.n_components_)
 
 
 def _method_facts(
@@ -371,7 +358,7 @@ def _method_facts(
 ) -> dict[str, Any]:
     """Return the part of a cell that depends on the method.
 
-    The method is made for that: it knows the steps and the learning rate that a plan leaves open.
+    The method is made for this: it knows the steps and the learning rate that a plan leaves open.
     """
     found = registration(method)
     given = dict(plan.method.get(method, {}))

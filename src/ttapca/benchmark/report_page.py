@@ -14,9 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttapca import __version__
-from ttapca.benchmark.cells import CHANGE_EVERY, JOINT, ClassLabels, Observation, Row
-from ttapca.benchmark.chosen_observations import chosen_observations
-from ttapca.benchmark.comparisons import Comparison, Rows, comparisons, frame, largest
+from ttapca.benchmark.comparisons import (
+    Comparison,
+    Measurements,
+    comparisons,
+    frame,
+    largest,
+    shown_observations,
+)
 from ttapca.benchmark.difference_tables import (
     class_table,
     difference_table,
@@ -25,6 +30,7 @@ from ttapca.benchmark.difference_tables import (
 )
 from ttapca.benchmark.figures import figures
 from ttapca.benchmark.findings import deployment, headline, question, title
+from ttapca.benchmark.rows import CHANGE_EVERY, JOINT, ClassLabels, Observation, Row
 from ttapca.benchmark.svg import PALETTE, look, page_svg, styles_of
 from ttapca.benchmark.tables import (
     cost_table,
@@ -67,7 +73,7 @@ def report(
     repaired: Sequence[RepairedImage] = (),
     labels: Sequence[ClassLabels] = (),
 ) -> str:
-    """Write the page.
+    """Write the page: one HTML file that needs no other.
 
     Args:
         rows: As `Results.rows()` returns them.
@@ -75,9 +81,6 @@ def report(
         remember: A line that the page begins with; none by default.
         repaired: Images to show, whose prediction a method turned from wrong to right.
         labels: As `Results.labels()` returns them, for errors by class.
-
-    Returns:
-        One HTML file that needs no other.
 
     Example:
         >>> "Nothing has been measured yet." in report([])
@@ -99,16 +102,17 @@ def report(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"full_name": full_name, "data_uri": _data_uri}
     # `Markup` goes into the page as it is: all of it is our own.
     return environment.get_template("report.html").render(
-        title=title(every),
-        question=question(every),
+        title=title(found),
+        question=question(found),
         choice=choice,
         choices=choices,
         version=__version__,
-        headline=headline(every),
+        headline=headline(every, found),
         remember=remember.replace(" %", "\u00a0%"),
-        repaired=_repaired(repaired),
+        repaired=repaired,
         bars=_bars(largest(found)) if found else [],
         bars_title=largest(found).conditions.title if found else "",
         facts=facts(every),
@@ -130,8 +134,8 @@ def report(
     )
 
 
-def facts(rows: Rows) -> dict[str, list[str]]:
-    """Return what was run: names, and the values that occur, in the order in which they do."""
+def facts(rows: Measurements) -> dict[str, list[str]]:
+    """Return the values that occur in the cells, by name, in the order in which they do."""
     every = frame(rows)
     if every.empty:
         return {}
@@ -167,13 +171,8 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
-def glossary(rows: Rows) -> list[tuple[str, str]]:
-    """Explain the methods and settings that occur, but for methods that this version lacks.
-
-    Example:
-        >>> glossary([])
-        []
-    """
+def glossary(rows: Measurements) -> list[tuple[str, str]]:
+    """Explain the methods and settings that occur, but for methods that this version lacks."""
     from ttapca.methods import METHODS  # needs torch
 
     every = frame(rows)
@@ -183,14 +182,7 @@ def glossary(rows: Rows) -> list[tuple[str, str]]:
 
 
 def condensed(commands: Iterable[str]) -> list[str]:
-    """Join commands that differ in one list only, as often as that is possible.
-
-    Together they run what the commands would have run, no more and no less.
-
-    Example:
-        >>> condensed(["ttapca bench m --seeds 0", "ttapca bench m --seeds 1"])
-        ['ttapca bench m --seeds 0,1']
-    """
+    """Join commands that differ in one list only; together they run the same measurements."""
     found = [_words(command) for command in dict.fromkeys(commands)]
     for option in LISTS:
         # By place of the value and all other words: the values.
@@ -244,27 +236,17 @@ def _bars(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _examples(
     observations: Sequence[Observation], comparisons: Sequence[Comparison]
-) -> list[dict[str, Any]]:
+) -> dict[str, dict[str, tuple[bytes, ...]]]:
     """Return images before and after the filter, for some corruptions that differ."""
     pictured = [each for each in observations if each.before and each.after]
-    found = []
-    for name, own in chosen_observations(pictured, comparisons).items():
-        strips = {"as it came": _data_uris(own[0].before)}
+    found = {}
+    for corruption, own in shown_observations(pictured, comparisons).items():
+        strips = {"as it came": own[0].before}
         for each in own:  # the first of each method
-            strips.setdefault(f"after {each.cell.method}", _data_uris(each.after))
-        found.append({"title": full_name(name), "strips": strips})
+            strips.setdefault(f"after {each.cell.method}", each.after)
+        found[corruption] = strips
     return found
 
 
-def _repaired(found: Sequence[RepairedImage]) -> list[dict[str, str]]:
-    """Return repaired images, with the words below them."""
-    return [
-        vars(each)
-        | {"title": full_name(each.corruption)}
-        | dict(zip(("before", "after"), _data_uris([each.before, each.after]), strict=True))
-        for each in found
-    ]
-
-
-def _data_uris(images: Iterable[bytes]) -> list[str]:
-    return ["data:image/png;base64," + base64.b64encode(png).decode() for png in images]
+def _data_uri(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()

@@ -1,16 +1,15 @@
-"""`Results`: one SQLite file that keeps every finished measurement, whatever happens to the run.
+"""`Results`: one SQLite file that keeps every finished measurement.
 
-What is run together is written in one transaction: after a crash, `kill -9` or a full disk, all of
-it is in the file or none of it. `application_id` and `user_version` in the file say what it is and
-which layout it has, so no other database is mistaken for one, or written to. A file of an earlier
-layout is read as it is, and brought to the present one when it is opened for writing.
+The rows of a unit are written in one transaction: after a crash, `kill -9` or a full disk, all of
+them are in the file or none. A file of an earlier layout is read as it is, and brought to the
+present one when it is opened for writing.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -18,32 +17,16 @@ from typing import Any, Self
 import numpy as np
 
 from ttapca._checks import Record, Rule, Text, Whole, conform, shown
-from ttapca.benchmark.cells import Cell, Claim, ClassLabels, Observation, Outcome, Row, Status
-from ttapca.benchmark.results_connection import connection, reader
-from ttapca.benchmark.results_layout import (
-    ADDED,
-    APPLICATION_ID,
-    AS_JSON,
-    CELL,
-    CLASS_NAMES,
-    CORRECT,
-    KEY,
-    LAYOUT,
-    LONGEST_VALUE,
-    MEASURED,
-    NUMBER,
-    OBSERVATION,
-    OPTIONS,
-    OUTCOME,
-    PICTURE,
-    SCHEMAS,
-    SEQUENCES,
-    SPECTRA,
-    STAGES,
-    WITH_BITS,
-    WITH_LABELS,
-    labels_rule,
-    per_image_rule,
+from ttapca.benchmark import results_layout as layout
+from ttapca.benchmark.results_layout import CORRECT, KEY, LAYOUT, MEASURED, SPECTRA, STAGES
+from ttapca.benchmark.rows import (
+    Cell,
+    ClassLabels,
+    Fingerprint,
+    Observation,
+    Outcome,
+    Row,
+    Status,
 )
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, StorageError
 from ttapca.support.disk import queued
@@ -54,7 +37,7 @@ class Results:
     """A file of results.
 
     Args:
-        path: The file; it is made where there is none.
+        path: The file; it is made if there is none.
         readonly: Whether to read only, which also works in a folder that cannot be written to;
             then no file is made.
 
@@ -79,7 +62,9 @@ class Results:
                 f"There is no file of results at {self.path}. `ttapca bench` writes one."
             )
         with self._errors_explained():
-            self._connection = reader(self.path) if readonly else connection(self.path)
+            self._connection = (
+                layout.reader(self.path) if readonly else layout.connection(self.path)
+            )
         try:
             with self._errors_explained():
                 self._open(readonly)
@@ -103,46 +88,45 @@ class Results:
     def rows(self) -> list[Row]:
         """Return all measurements, in the order in which they were made."""
         # Asked each time: a run may have brought the file to the present layout meanwhile.
-        bits = self._pragma("user_version") >= WITH_BITS
-        names = ", ".join((*KEY, *MEASURED, CORRECT if bits else "NULL"))
+        bits = self._pragma("user_version") >= layout.WITH_BITS
+        names = ", ".join((*KEY, *MEASURED, CORRECT if bits else f"NULL AS {CORRECT}"))
         joined = "LEFT JOIN per_image ON result = id" if bits else ""
         found = self._read(f"SELECT {names} FROM results {joined} ORDER BY id")  # noqa: S608
-        return [self._row(values) for values in found]
+        return [self._row(stored) for stored in found]
 
     def observations(self) -> list[Observation]:
-        """Return what the filters did, in the order of the rows."""
+        """Return the observations of filters, in the order of the rows."""
         pictures: dict[tuple[int, str], list[bytes]] = {}
         for result, stage, png in self._read(
             "SELECT result, stage, png FROM pictures ORDER BY result, stage, number"
         ):
-            self._check({"stage": stage, "png": png}, PICTURE)
+            self._check({"stage": stage, "png": png}, layout.PICTURE)
             pictures.setdefault((result, stage), []).append(png)
         names = ", ".join((*KEY, *SPECTRA))
         found = []
-        for number, *values in self._read(
+        for stored in self._read(
             f"SELECT id, {names} FROM results JOIN observations ON result = id ORDER BY id"  # noqa: S608
         ):
-            texts = zip(SPECTRA, values[len(KEY) :], strict=True)
-            facts: dict[str, Any] = {name: self._parsed(name, text) for name, text in texts}
-            self._check(facts, OBSERVATION)
+            facts: dict[str, Any] = {name: self._parsed(name, stored[name]) for name in SPECTRA}
+            self._check(facts, layout.OBSERVATION)
             facts = {name: tuple(numbers) for name, numbers in facts.items()}
-            facts |= {stage: tuple(pictures.get((number, stage), ())) for stage in STAGES}
-            found.append(Observation(self._cell(values[: len(KEY)]), **facts))
+            facts |= {stage: tuple(pictures.get((stored["id"], stage), ())) for stage in STAGES}
+            found.append(Observation(self._cell(stored), **facts))
         return found
 
     def labels(self) -> list[ClassLabels]:
         """Return the true classes of the test images; a file of an earlier layout has none."""
-        if self._pragma("user_version") < WITH_LABELS:
+        if self._pragma("user_version") < layout.WITH_LABELS:
             return []
         found = []
         for data, images, text, numbers in self._read("SELECT * FROM labels ORDER BY data, images"):
             names = self._parsed("names", text)
             self._check(
-                {"data": data, "images": images}, {"data": CELL["data"], "images": Whole(1)}
+                {"data": data, "images": images}, {"data": layout.CELL["data"], "images": Whole(1)}
             )
-            self._check({"names": names}, {"names": CLASS_NAMES})
-            self._check({"numbers": numbers}, {"numbers": labels_rule(images, len(names))})
-            classes = tuple(np.frombuffer(numbers, NUMBER).tolist())
+            self._check({"names": names}, {"names": layout.CLASS_NAMES})
+            self._check({"numbers": numbers}, {"numbers": layout.labels_rule(images, len(names))})
+            classes = tuple(np.frombuffer(numbers, layout.NUMBER).tolist())
             found.append(ClassLabels(data, tuple(names), classes))
         return found
 
@@ -151,14 +135,14 @@ class Results:
         return {row.cell: row.outcome.status for row in self.rows()}
 
     def add(self, rows: Iterable[Row], observations: Iterable[Observation] = ()) -> None:
-        """Write what was run together: all of it or, when anything goes wrong, nothing.
+        """Write all rows or, when anything goes wrong, none.
 
         Args:
-            rows: Rows to write. One whose cell is in the file already replaces it, in its place.
+            rows: One whose cell is in the file already replaces it, in its place.
             observations: Of some of these rows.
 
         Raises:
-            StorageError: The disk is full or refuses; what was there before stays.
+            StorageError: The disk is full or refuses; the file stays as it was.
         """
         with self._errors_explained(), self._transaction():
             numbers = {row.cell: self._put(row) for row in rows}
@@ -166,33 +150,28 @@ class Results:
                 self._put_observation(numbers[observation.cell], observation)
 
     def add_labels(self, labels: ClassLabels) -> None:
-        """Write the true classes of the test images, in place of those with the same name.
-
-        Raises:
-            StorageError: The disk is full or refuses; what was there before stays.
-        """
-        numbers = np.array(labels.numbers, NUMBER).tobytes()
+        """Write the true classes of the test images, in place of those with the same name."""
+        numbers = np.array(labels.numbers, layout.NUMBER).tobytes()
         values = (labels.data, len(labels.numbers), json.dumps(labels.names), numbers)
         with self._errors_explained(), self._transaction():
             self._connection.execute("INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?)", values)
 
-    def claim(self, claims: Iterable[Claim]) -> None:
-        """Write down what names stand for; the first who says it is right.
+    def check_fingerprints(self, fingerprints: Iterable[Fingerprint]) -> None:
+        """Compare fingerprints with the file's; write down the ones of new names.
 
         Raises:
             OptionError: A name stands for something else in this file; then none is written down.
-            StorageError: The disk is full or refuses.
         """
         with self._errors_explained(), self._transaction():
-            for one in claims:
-                place = (one.key, one.images)
+            for one in fingerprints:
+                name = (one.key, one.images)
                 self._connection.execute(
-                    "INSERT OR IGNORE INTO claims VALUES (?, ?, ?)", (*place, one.fingerprint)
+                    "INSERT OR IGNORE INTO claims VALUES (?, ?, ?)", (*name, one.digest)
                 )
                 found = self._connection.execute(
-                    "SELECT fingerprint FROM claims WHERE key = ? AND images = ?", place
+                    "SELECT fingerprint FROM claims WHERE key = ? AND images = ?", name
                 )
-                if found.fetchone() != (one.fingerprint,):
+                if found.fetchone()[0] != one.digest:
                     raise OptionError(
                         f"In one file of results, a name stands for the same {one.kind}; "
                         f"{self.path} has measurements {one.others} changed since. Name another "
@@ -202,34 +181,34 @@ class Results:
     def reserved(
         self, waiting: Callable[[str], None] | None = None
     ) -> AbstractContextManager[object]:
-        """Be the only run that fills the file; wait while another one does.
-
-        Args:
-            waiting: Called once with who holds the file, if one has to wait.
-        """
+        """Be the only run that fills the file; `waiting` is told once who else does."""
         return queued(self.path.with_name(f"{self.path.name}-lock"), waiting)
 
-    def _cell(self, stored: Sequence[Any]) -> Cell:
-        values = dict(zip(KEY, stored, strict=True))
-        self._check(values, CELL)
-        self._check({"options": self._parsed("options", values["options"])}, OPTIONS)
+    def _cell(self, stored: sqlite3.Row) -> Cell:
+        values = {name: stored[name] for name in KEY}
+        self._check(values, layout.CELL)
+        self._check({"options": self._parsed("options", values["options"])}, layout.OPTIONS)
         return Cell(**values)
 
-    def _row(self, stored: Sequence[Any]) -> Row:
-        cell, bits = self._cell(stored[: len(KEY)]), stored[-1]
-        values = dict(zip(MEASURED, stored[len(KEY) : -1], strict=True))
-        values |= {name: self._parsed(name, values[name]) for name in AS_JSON}
-        self._check(values, OUTCOME)
+    def _row(self, stored: sqlite3.Row) -> Row:
+        cell, bits = self._cell(stored), stored[CORRECT]
+        values = {name: stored[name] for name in MEASURED}
+        values |= {name: self._parsed(name, values[name]) for name in layout.AS_JSON}
+        self._check(values, layout.OUTCOME)
         if bits is not None:
-            self._check({CORRECT: bits}, {CORRECT: per_image_rule(cell.images, values["error"])})
-        values |= {name: tuple(values[name]) for name in SEQUENCES}
+            self._check(
+                {CORRECT: bits}, {CORRECT: layout.per_image_rule(cell.images, values["error"])}
+            )
+        values |= {name: tuple(values[name]) for name in layout.SEQUENCES}
         return Row(cell, Outcome(**values, correct=bits or b""))
 
     def _parsed(self, name: str, text: object) -> Any:
-        self._check({name: text}, {name: Text(LONGEST_VALUE)})
+        self._check({name: text}, {name: Text(layout.LONGEST_VALUE)})
         where = f"`{name}` in {self.path}"
         # A method that diverged has measured NaN, which is a finding.
-        return parse_json(str(text), where, DataFormatError, largest=LONGEST_VALUE, finite=False)
+        return parse_json(
+            str(text), where, DataFormatError, largest=layout.LONGEST_VALUE, finite=False
+        )
 
     def _check(self, values: dict[str, Any], rules: dict[str, Rule]) -> None:
         conform(values, Record(rules), f"{self.path} is damaged or was changed", DataFormatError)
@@ -237,7 +216,7 @@ class Results:
     def _put(self, row: Row) -> int:
         values = vars(row.cell) | vars(row.outcome)
         bits = values.pop(CORRECT)
-        values |= {name: json.dumps(values[name]) for name in AS_JSON}
+        values |= {name: json.dumps(values[name]) for name in layout.AS_JSON}
         marks = ", ".join(f":{name}" for name in values)
         kept = ", ".join(f"{name} = excluded.{name}" for name in MEASURED)
         self._connection.execute(
@@ -265,20 +244,20 @@ class Results:
 
     def _open(self, readonly: bool) -> None:
         """Make sure that the file is ours before anything is written to it."""
-        application, layout = (self._pragma(name) for name in ("application_id", "user_version"))
+        application, version = (self._pragma(name) for name in ("application_id", "user_version"))
         found = self._read("SELECT type, name, sql FROM sqlite_master")
-        if application != APPLICATION_ID and (found or application or readonly):
+        if application != layout.APPLICATION_ID and (found or application or readonly):
             raise DataFormatError(
                 f"A file of results is one that `ttapca bench` wrote; {self.path} is another "
                 "database. Name another file."
             )
-        if layout > LAYOUT:
+        if version > LAYOUT:
             raise DataFormatError(
-                f"{self.path} has layout {layout}, and this ttapca knows layouts up to {LAYOUT}: "
+                f"{self.path} has layout {version}, and this ttapca knows layouts up to {LAYOUT}: "
                 "a later version wrote it. Update ttapca."
             )
         if found:
-            self._check_schema(layout, found)
+            self._check_schema(version, found)
         if not readonly:
             self._pragma("journal_mode = WAL")
             self._pragma("synchronous = FULL")  # a finished measurement outlasts a power cut
@@ -287,16 +266,16 @@ class Results:
             self._make()
         elif (state := self._pragma("quick_check")) != "ok":
             raise self._damaged(str(state))
-        elif layout < LAYOUT and not readonly:
+        elif version < LAYOUT and not readonly:
             self._upgrade()
 
-    def _check_schema(self, layout: int, found: Iterable[tuple[Any, ...]]) -> None:
+    def _check_schema(self, version: int, found: Iterable[sqlite3.Row]) -> None:
         """Refuse a schema that is not ours: a view or a trigger is a program."""
-        if layout not in SCHEMAS:
-            raise self._damaged(f"it has layout {layout}")
+        if version not in layout.SCHEMAS:
+            raise self._damaged(f"it has layout {version}")
         for kind, name, sql in found:
             automatic = kind == "index" and sql is None  # SQLite makes these for unique columns
-            if not automatic and " ".join(str(sql).split()) not in SCHEMAS[layout]:
+            if not automatic and " ".join(str(sql).split()) not in layout.SCHEMAS[version]:
                 raise DataFormatError(
                     f"A file of results has only the tables that ttapca made; {self.path} has the "
                     f"{shown(kind)} {shown(name)} as well, or in another form. Name another file."
@@ -307,24 +286,24 @@ class Results:
             # Another process may have made it since we looked.
             if self._read("SELECT name FROM sqlite_master"):
                 return
-            for statement in SCHEMAS[LAYOUT]:
+            for statement in layout.SCHEMAS[LAYOUT]:
                 self._connection.execute(statement)
-            self._pragma(f"application_id = {APPLICATION_ID}")
+            self._pragma(f"application_id = {layout.APPLICATION_ID}")
             self._pragma(f"user_version = {LAYOUT}")
 
     def _upgrade(self) -> None:
         """Bring a file of an earlier layout to the present one; its rows stay as they are."""
         with self._transaction():  # another process may have done it meanwhile
-            for layout in range(self._pragma("user_version") + 1, LAYOUT + 1):
-                self._connection.execute(ADDED[layout])
-                self._pragma(f"user_version = {layout}")
+            for version in range(self._pragma("user_version") + 1, LAYOUT + 1):
+                self._connection.execute(layout.ADDED[version])
+                self._pragma(f"user_version = {version}")
 
     def _pragma(self, words: str) -> Any:
         with self._errors_explained():
             found = self._connection.execute(f"PRAGMA {words}").fetchone()
         return None if found is None else found[0]
 
-    def _read(self, query: str) -> list[tuple[Any, ...]]:
+    def _read(self, query: str) -> list[sqlite3.Row]:
         with self._errors_explained(), closing(self._connection.execute(query)) as cursor:
             return cursor.fetchall()
 

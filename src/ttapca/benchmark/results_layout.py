@@ -1,12 +1,15 @@
-"""The layout of a file of results: its tables, and what may stand in them.
+"""The file of results: its tables, the rules for their values, and how it is opened.
 
-Layout 2 adds the table `per_image`, layout 3 `labels` and layout 4 `claims`; the others stay as
-they were in layout 1.
+Its `application_id` says that it is one, so that no other database is taken for one, or written to.
+Its `user_version` is the layout. Layout 2 adds the table `per_image`, layout 3 `labels` and layout
+4 `claims`; the others stay as they were in layout 1.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -25,14 +28,16 @@ from ttapca._checks import (
     Text,
     Whole,
 )
-from ttapca.benchmark.cells import SETTINGS, Cell, Outcome, Status
+from ttapca.benchmark.rows import SETTINGS, Cell, Outcome, Status
+from ttapca.errors import StorageError
 
 APPLICATION_ID = 0x74746170  # "ttap"
 LAYOUT = 4
-WITH_BITS, WITH_LABELS, WITH_CLAIMS = 2, 3, 4  # the first layouts that have them
+WITH_BITS, WITH_LABELS, WITH_FINGERPRINTS = 2, 3, 4  # the first layouts that have them
 LONGEST_VALUE = 100_000_000  # bytes of a text or a picture
+BUSY_SECONDS = 30  # a reader may hold the file for a moment
 
-# By the type of a field: its column, and what may stand in it. Names of methods, corruptions and
+# By the type of a field: its column, and the rule for its values. Names of methods, corruptions and
 # data may be those of another version.
 _NUMBERS = ListOf(Measured(), 0, 10_000_000)
 COLUMNS: dict[str, tuple[str, Rule]] = {
@@ -76,8 +81,7 @@ ADDED = {  # by layout: the table that it added
     f"{CORRECT} BLOB NOT NULL )",
     WITH_LABELS: "CREATE TABLE labels ( data TEXT NOT NULL, images INTEGER NOT NULL, "
     "names TEXT NOT NULL, numbers BLOB NOT NULL, PRIMARY KEY (data, images) )",
-    # What a name stands for, and for how many images; see `claims.py`.
-    WITH_CLAIMS: "CREATE TABLE claims ( key TEXT NOT NULL, images INTEGER NOT NULL, "
+    WITH_FINGERPRINTS: "CREATE TABLE claims ( key TEXT NOT NULL, images INTEGER NOT NULL, "
     "fingerprint TEXT NOT NULL, PRIMARY KEY (key, images) )",
 }
 SCHEMAS = {  # by layout
@@ -109,3 +113,45 @@ def labels_rule(images: int, classes: int) -> Rule:
         return len(found) == images > 0 and int(found.max()) < classes
 
     return Such(Blob(LONGEST_VALUE), holds, f"one of {classes:,} classes for {images:,} images")
+
+
+def reader(path: Path) -> sqlite3.Connection:
+    """Open a file to read it, even in a folder that cannot be written to.
+
+    SQLite makes two files beside one in WAL mode, even to read it, and gives up if it cannot. Then
+    the file is opened as one that never changes, which is right as long as no rows are waiting in
+    the log beside it.
+    """
+    opened = connection(path)
+    try:
+        # With `mode=ro` SQLite would leave its two files behind.
+        opened.execute("PRAGMA query_only = ON")
+        opened.execute("SELECT name FROM sqlite_master").fetchone()
+        return opened
+    except BaseException as error:
+        opened.close()
+        name = getattr(error, "sqlite_errorname", "")
+        if not path.is_file() or not name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
+            raise
+    log = path.with_name(f"{path.name}-wal")
+    if log.is_file() and log.stat().st_size:
+        raise StorageError(
+            f"In a folder that cannot be written to, only a complete file of results can be read; "
+            f"{path} has its last rows in {log.name}: it is being written, or the run was killed. "
+            "Read it when the run has ended, or copy both files to a folder of your own."
+        )
+    return connection(f"{path.resolve().as_uri()}?immutable=1", uri=True)
+
+
+def connection(path: Path | str, *, uri: bool = False) -> sqlite3.Connection:
+    """Open a file without trusting its schema or the sizes that it states."""
+    opened = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, uri=uri)
+    opened.row_factory = sqlite3.Row
+    try:
+        opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+        for setting in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
+            opened.execute(f"PRAGMA {setting}")
+    except BaseException:
+        opened.close()
+        raise
+    return opened

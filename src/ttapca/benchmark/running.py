@@ -1,22 +1,44 @@
-"""Run units of work: skip what is finished, write down what fails, and go on with the rest."""
+"""Run units of work: skip finished ones, write down failures, and go on with the rest.
+
+Units are run in this process, or by the workers of an engine, which open network, filter and images
+as artifacts. Only this process writes to the file of results.
+"""
 
 from __future__ import annotations
 
 import shlex
+import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
 
-from ttapca.benchmark.cells import ClassLabels, Row
-from ttapca.benchmark.elsewhere import Assignment, interleaved, packed
-from ttapca.benchmark.measurement import Written, failure, run_unit
+from ttapca.benchmark.measurement import Written, not_measured, run_unit
 from ttapca.benchmark.plan import Unit
 from ttapca.benchmark.results import Results
-from ttapca.benchmark.subject import Subject
+from ttapca.benchmark.rows import ClassLabels, Row
+from ttapca.benchmark.subject import Condition, ImageCache, ImageSource, Subject
+from ttapca.engines.artifacts import Artifact, folder_beside, write_artifact
 from ttapca.engines.engine import Engine, Finished, Lost, SerialEngine
+from ttapca.support.disk import make_folder
 from ttapca.support.progress import Reporter, Silent, counted
+
+MOST_INTERLEAVED = 8  # conditions; the images of two more are kept, on the disk of the workers
+_one_at_a_time = Lock()  # a network has one method on it; a worker of dask may have many threads
+
+
+class Assignment(NamedTuple):
+    """A unit, and the command that runs it again."""
+
+    unit: Unit
+    command: str
+
 
 Endings = Generator[Finished[Assignment, Written] | Lost[Assignment], None, None]
 
@@ -32,19 +54,18 @@ def run(
     engine: Engine | None = None,
     announce: bool = True,
 ) -> None:
-    """Run what is not in the file yet.
+    """Run the units that are not in the file yet.
 
     A finished unit is written in one transaction. So a run that was killed at any moment can be
-    started again, and ends with the same file as if nothing had happened. Only this process
-    writes, wherever units are run. A unit whose worker dies is tried again, and has failed after
-    that.
+    started again, and ends with the same file as if nothing had happened. A unit whose worker dies
+    is tried again, and has failed after that.
 
     Args:
         units: As `expand` returns them.
-        subject: What they are run on.
+        subject: Network, filter and images.
         results: Where finished measurements are looked up and written.
         reporter: Told how it goes. Each unit is one task, finished when its rows are in the file.
-        retry_failed: Whether to run again what has failed before.
+        retry_failed: Whether to run units again that failed before.
         command: Returns the words of the command that reproduces a unit, to be kept with it.
         engine: Where they are run; by default one after the other in this process. Anywhere else
             the same rows come in another order.
@@ -52,55 +73,43 @@ def run(
 
     Raises:
         OptionError: The file has measurements on something else of the same name.
-        StorageError: The disk is full or refuses; what was finished is in the file.
+        StorageError: The disk is full or refuses; finished units are in the file.
         DataNotFoundError: Corrupted images cannot be made or read.
         EngineError: The engine has no workers that can do it, or the network cannot be sent.
     """
-    reporter = reporter or Silent()
+    reporter, engine = reporter or Silent(), engine or SerialEngine()
 
     def waiting(holder: str) -> None:
         reporter.note(f"another run fills the file of results ({holder}); waiting for it to end")
 
     with results.reserved(waiting):
-        if subject.claims:
-            results.claim(subject.claims)
+        if subject.fingerprints:
+            results.check_fingerprints(subject.fingerprints)
         todo = unfinished(units, results, retry_failed=retry_failed)
         subject.source.check([condition for unit in todo for condition in unit.conditions])
-        if todo:
-            clean = subject.source.clean
-            classes = tuple(clean.labels.tolist())
-            results.add_labels(ClassLabels(todo[0].cells[0].data, clean.class_names, classes))
-        engine = engine or SerialEngine()
-        elsewhere = engine.elsewhere and bool(todo)
         if announce:
             _announce(reporter, todo, units, results)
-        if elsewhere:
+        if not todo:
+            return
+        clean = subject.source.clean
+        classes = tuple(clean.labels.tolist())
+        results.add_labels(ClassLabels(todo[0].cells[0].data, clean.class_names, classes))
+        if engine.elsewhere:
             todo = interleaved(todo, engine.workers)
-        orders = [Assignment(unit, shlex.join(command(unit)) if command else "") for unit in todo]
-        if not elsewhere:
-            one = _Progress(reporter, todo, len(units))
-            _write(engine.run(orders, _work_here(subject, one)), results, one)
+        tasks = [Assignment(unit, shlex.join(command(unit)) if command else "") for unit in todo]
+        if not engine.elsewhere:
+            progress = _Progress(reporter, todo, len(units))
+            _write(engine.run(tasks, _local_work(subject, progress)), results, progress)
             return
         folder = results.path.with_name(f"{results.path.name}-scratch")
-        with packed(subject, todo, folder) as work:
-            several = _SeveralAtOnce(reporter, todo, len(units), engine.workers)
+        with _remote_work(subject, todo, folder) as work:
+            progress = _Progress(reporter, todo, len(units), engine.workers)
             needs = (work.images, work.subject)
-            ended = engine.run(orders, work, needs=needs, ready=work.check, tell=reporter.note)
-            _write(ended, results, several)
+            ended = engine.run(tasks, work, needs=needs, ready=work.check, tell=reporter.note)
+            _write(ended, results, progress)
 
 
-def _work_here(subject: Subject, progress: _Progress) -> Callable[[Assignment], Written]:
-    def work(assignment: Assignment) -> Written:
-        unit, command = assignment
-        # Missing images stop the run: that says nothing about the method.
-        images = subject.source.images(unit.conditions)
-        progress.start(unit)
-        return run_unit(unit, subject, images, command, progress.batch)
-
-    return work
-
-
-def _write(ended: Endings, results: Results, progress: _Progress | _SeveralAtOnce) -> None:
+def _write(ended: Endings, results: Results, progress: _Progress) -> None:
     """Write down how each unit ended, as soon as it has."""
     with closing(ended):  # a full disk stops the workers as well
         for ending in ended:
@@ -108,7 +117,7 @@ def _write(ended: Endings, results: Results, progress: _Progress | _SeveralAtOnc
             if isinstance(ending, Finished):
                 rows, observations = ending.result
             else:
-                rows, observations = failure(unit, ending.reason, command)
+                rows, observations = not_measured(unit, "failed", ending.reason, command), []
             results.add(rows, observations)
             progress.end(unit, rows)
 
@@ -122,19 +131,87 @@ def unfinished(
     return [unit for unit in units if not all(statuses.get(cell) in over for cell in unit.cells)]
 
 
-def seconds_left(
-    units: Iterable[Unit], seconds: Mapping[str, float], images: Mapping[str, int]
-) -> float:
-    """Estimate how long units will take from seconds spent and images done, by method."""
-    pace = {method: seconds[method] / images[method] for method in seconds}
-    typical = sum(pace.values()) / len(pace)  # methods differ in speed a hundredfold
-    return sum(unit.images * pace.get(unit.cells[0].method, typical) for unit in units)
+def _local_work(subject: Subject, progress: _Progress) -> Callable[[Assignment], Written]:
+    def work(assignment: Assignment) -> Written:
+        unit, command = assignment
+        # Missing images stop the run: that says nothing about the method.
+        images = subject.source.images(unit.conditions)
+        progress.start(unit)
+        return run_unit(unit, subject, images, command, progress.batch)
+
+    return work
+
+
+@dataclass(frozen=True)
+class RemoteWork:
+    """Runs units in other processes; it is small, and opens its artifacts there.
+
+    `conditions` are the images that all units together make or read.
+    """
+
+    subject: Artifact[Subject]
+    images: Artifact[Any]
+    conditions: tuple[Condition, ...]
+
+    def __call__(self, assignment: Assignment) -> Written:
+        """Run a unit, and return its rows."""
+        with _one_at_a_time:
+            subject, unit = self._opened(), assignment.unit
+            images = subject.source.images(unit.conditions)
+            return run_unit(unit, subject, images, assignment.command)
+
+    def check(self) -> None:
+        """Raise now if this worker lacks an artifact or a file: a run would stop hours later."""
+        with _one_at_a_time:
+            self._opened().source.check(self.conditions)
+
+    def _opened(self) -> Subject:
+        subject = self.subject.open()
+        if subject.source.cache is None:
+            subject.source.cache = ImageCache(folder_beside(self.subject), MOST_INTERLEAVED + 2)
+        return subject
+
+
+@contextmanager
+def _remote_work(subject: Subject, units: Sequence[Unit], folder: Path) -> Iterator[RemoteWork]:
+    """Write the artifacts of workers into a folder, which is there as long as the block."""
+    shutil.rmtree(folder, ignore_errors=True)  # a killed run has left it
+    make_folder(folder)
+    try:
+        source = subject.source
+        images = write_artifact(source.clean, folder, "the images", fallback=source.recipe)
+        places = (_absolute(source.folder), source.seed, _absolute(source.textures))
+        bare = replace(subject, source=ImageSource(source.clean, *places, source.rows))
+        whole = write_artifact(bare, folder, "network and filter", parts={id(source.clean): images})
+        conditions = dict.fromkeys(each for unit in units for each in unit.conditions)
+        yield RemoteWork(whole, images, tuple(conditions))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else path.absolute()
+
+
+def interleaved(units: Iterable[Unit], workers: int) -> list[Unit]:
+    """Return the units in an order in which workers begin with different images.
+
+    In the order of a plan, all workers would wait for the first images, which one of them makes,
+    then for the next ones.
+    """
+    groups: dict[tuple[Condition, ...], list[Unit]] = {}
+    for unit in units:
+        groups.setdefault(tuple(unit.conditions), []).append(unit)
+    remaining, order = iter(groups.values()), list[Unit]()
+    while some := list(islice(remaining, min(workers, MOST_INTERLEAVED))):
+        order += filter(None, chain.from_iterable(zip_longest(*some)))
+    return order
 
 
 def _announce(
     reporter: Reporter, todo: Sequence[Unit], units: Sequence[Unit], results: Results
 ) -> None:
-    """Say how much there is to do, and how what is not done again ended."""
+    """Say how much there is to do, and how many of the finished runs failed."""
     count, before = sum(len(unit.cells) for unit in todo), len(units) - len(todo)
     were = "was" if before == 1 else "were"
     failed = len(unfinished(units, results, retry_failed=True)) - len(todo)
@@ -145,88 +222,75 @@ def _announce(
     reporter.note(f"{counted(count, 'measurement')} to make{runs}, {images}{finished}")
 
 
-class _Remaining:
-    """What is left to do, and how long it will take."""
-
-    def __init__(self, todo: Sequence[Unit], units: int) -> None:
-        self._todo = dict.fromkeys(todo)
-        self._spent: dict[str, float] = defaultdict(float)  # seconds by method
-        self._done: dict[str, int] = defaultdict(int)  # images by method
-        self._number, self._units = units - len(todo), units
-
-    def next_label(self, unit: Unit) -> str:
-        self._number += 1
-        return f"{self._number}/{self._units}  {unit.title}"
-
-    def over(self, unit: Unit) -> None:
-        self._todo.pop(unit)
-
-    def learn(self, unit: Unit, seconds: float) -> None:
-        method = unit.cells[0].method
-        self._spent[method] += seconds
-        self._done[method] += unit.images
-
-    def facts(self, error: float, speed: float, workers: int = 1) -> str:
-        facts = [f"error {error:.1f} %", f"{speed:,.0f} images/s"]
-        if self._spent and self._todo:
-            left = seconds_left(self._todo, self._spent, self._done) / workers
-            facts.append(f"{timedelta(seconds=round(left))} left")
-        return "  ".join(facts)
+def seconds_left(
+    units: Iterable[Unit], seconds: Mapping[str, float], images: Mapping[str, int]
+) -> float:
+    """Estimate how long units will take from seconds spent and images done, by method."""
+    pace = {method: seconds[method] / images[method] for method in seconds}
+    typical = sum(pace.values()) / len(pace)  # methods differ in speed a hundredfold
+    return sum(unit.images * pace.get(unit.cells[0].method, typical) for unit in units)
 
 
 class _Progress:
-    """Tells a reporter how a run goes that does one unit after the other."""
+    """Tells a reporter how a run goes, and how long the rest will take.
 
-    def __init__(self, reporter: Reporter, todo: Sequence[Unit], units: int) -> None:
-        self._reporter, self._remaining = reporter, _Remaining(todo, units)
+    With `workers`, it is told of each unit that ended; in this process, also of each batch.
+    """
+
+    def __init__(
+        self, reporter: Reporter, todo: Sequence[Unit], units: int, workers: int = 0
+    ) -> None:
+        self._reporter, self._workers = reporter, workers
+        self._todo, self._count = dict.fromkeys(todo), len(todo)
+        self._number, self._units = units - len(todo), units
+        self._seconds: dict[str, float] = defaultdict(float)  # by method
+        self._images: dict[str, int] = defaultdict(int)  # by method
+        self._all_tasks = f"{workers} at a time"
+        if workers:
+            reporter.advance(self._all_tasks, 0, self._count)
 
     def start(self, unit: Unit) -> None:
-        self._label = self._remaining.next_label(unit)
-        self._total, self._images, self._wrong = unit.images, 0, 0
-        self._start = time.monotonic()
+        """Begin a unit in this process."""
+        self._name(unit)
+        self._total, self._done, self._wrong = unit.images, 0, 0
+        self._began = time.monotonic()
         self._reporter.advance(self._label, 0, self._total)
 
     def batch(self, images: int, wrong: int) -> None:
-        self._images += images
+        """Count a batch of the unit that was started."""
+        self._done += images
         self._wrong += wrong
-        if self._images < self._total:  # a unit is finished when its rows are in the file
-            self._reporter.advance(self._label, self._images, self._total, self._facts())
+        if self._done < self._total:  # a unit is finished when its rows are in the file
+            seconds = time.monotonic() - self._began
+            facts = self._facts(100 * self._wrong / self._done, self._done, seconds)
+            self._reporter.advance(self._label, self._done, self._total, facts)
 
     def end(self, unit: Unit, rows: Sequence[Row]) -> None:
-        self._remaining.over(unit)
-        facts = ""
+        """End a unit whose rows are in the file."""
+        if self._workers:
+            self._name(unit)
+        del self._todo[unit]
+        facts, images = "", unit.images
         if reason := rows[0].outcome.reason:
             self._reporter.note(f"{self._label}  FAILED: {reason}")
         else:
-            self._remaining.learn(unit, time.monotonic() - self._start)
-            facts = self._facts()
-        self._reporter.advance(self._label, self._total, self._total, facts)
-
-    def _facts(self) -> str:
-        elapsed = max(time.monotonic() - self._start, 1e-9)
-        return self._remaining.facts(100 * self._wrong / self._images, self._images / elapsed)
-
-
-class _SeveralAtOnce:
-    """Tells a reporter how a run goes whose units are done elsewhere: when each has ended."""
-
-    def __init__(self, reporter: Reporter, todo: Sequence[Unit], units: int, workers: int) -> None:
-        self._reporter, self._remaining = reporter, _Remaining(todo, units)
-        self._workers, self._ended, self._count = workers, 0, len(todo)
-        self._task = f"{workers} at a time"
-        reporter.advance(self._task, 0, self._count)
-
-    def end(self, unit: Unit, rows: Sequence[Row]) -> None:
-        label, facts = self._remaining.next_label(unit), ""
-        self._remaining.over(unit)
-        if reason := rows[0].outcome.reason:
-            self._reporter.note(f"{label}  FAILED: {reason}")
-        else:
-            seconds = max(sum(row.outcome.seconds for row in rows), 1e-9)
+            spent = sum(row.outcome.seconds for row in rows)
+            seconds = spent if self._workers else time.monotonic() - self._began
+            self._seconds[unit.cells[0].method] += seconds
+            self._images[unit.cells[0].method] += images
             wrong = sum((row.outcome.error or 0) * row.cell.images for row in rows)
-            self._remaining.learn(unit, seconds)
-            error, speed = wrong / unit.images, unit.images / seconds
-            facts = self._remaining.facts(error, speed, self._workers)
-        self._reporter.advance(label, unit.images, unit.images, facts)
-        self._ended += 1
-        self._reporter.advance(self._task, self._ended, self._count)
+            facts = self._facts(wrong / images, images, seconds)
+        self._reporter.advance(self._label, images, images, facts)
+        if self._workers:
+            self._reporter.advance(self._all_tasks, self._count - len(self._todo), self._count)
+
+    def _name(self, unit: Unit) -> None:
+        self._number += 1
+        self._label = f"{self._number}/{self._units}  {unit.title}"
+
+    def _facts(self, error: float, images: int, seconds: float) -> str:
+        facts = [f"error {error:.1f} %", f"{images / max(seconds, 1e-9):,.0f} images/s"]
+        if self._seconds and self._todo:
+            left = seconds_left(self._todo, self._seconds, self._images) / max(self._workers, 1)
+            facts.append(f"{timedelta(seconds=round(left))} left")
+        return "  ".join(facts)

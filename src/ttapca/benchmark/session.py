@@ -6,30 +6,31 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 import ttapca
 from ttapca import networks
-from ttapca.benchmark.cells import CLEAN, Cell, Claim, Row
-from ttapca.benchmark.claims import corrupted_claims, filter_claim, images_claim
 from ttapca.benchmark.filters import FIT_BATCH, kept_filter, recommended_layer, usual_fit
-from ttapca.benchmark.inspection import check_shape
-from ttapca.benchmark.measurement import estimate_seconds
+from ttapca.benchmark.measurement import check_shape, estimate_seconds
 from ttapca.benchmark.network_source import NetworkSource, option_words
 from ttapca.benchmark.plan import Plan, Unit, expand
 from ttapca.benchmark.results import Results
+from ttapca.benchmark.rows import CLEAN, Cell, Fingerprint, Row
 from ttapca.benchmark.running import run, unfinished
 from ttapca.benchmark.subject import (
-    Condition,
-    ImageRecipe,
     ImageSource,
     Subject,
     choose_measured,
+    corrupted_fingerprints,
+    filter_fingerprint,
+    images_fingerprint,
+    read_measured,
 )
 from ttapca.datasets import CIFAR10_500, FROST, Choice, Images, Split, TensorBatches, choose, load
 from ttapca.engines.engine import Engine, engine_of
@@ -54,17 +55,17 @@ SOURCE_IMAGES = 2000  # that `eata` learns from, as in its paper, and `pea` meas
 
 @dataclass(eq=False)
 class Benchmark:
-    """A plan and all that it is run on: what `ttapca bench` does, in Python.
+    """A plan, its network and its data: `ttapca bench` in Python.
 
     Attributes:
-        plan: What to compare.
-        network: A network of your own, or a source of one; by default what the plan names.
+        plan: The methods, and the conditions to compare them in.
+        network: A network of your own, or a source of one; by default the plan's `model`.
         filter: The folder of a saved filter; by default one is fitted, and kept beside the results.
             Data without training images take the one that ships with their network.
         root: The folder that `ttapca data get` fills: data sets, and the photographs of frost.
         folder: Where the data sets are, if not in `root`.
         size: Side of the centre that is cut out of pictures.
-        shorter_side: What the shorter side of a picture is brought to first; `size` by default.
+        shorter_side: Pictures are first brought to this shorter side; `size` by default.
         reporter: Told how it goes.
         split: Which images are measured: those for testing, or the last of those for training,
             which `ttapca tune` takes.
@@ -86,6 +87,7 @@ class Benchmark:
     shorter_side: int | None = None
     reporter: Reporter = field(default_factory=Silent)
     split: Split = "test"
+    _read: dict[Split, Images] = field(default_factory=dict, init=False, repr=False)
 
     def run(
         self,
@@ -95,17 +97,17 @@ class Benchmark:
         estimate: bool = False,
         engine: Engine | str | None = None,
     ) -> list[Row]:
-        """Run what is not in a file of results yet.
+        """Make the measurements that are not in a file of results yet.
 
         Args:
             to: The file; it is made if there is none.
-            retry_failed: Whether to run again what has failed before.
+            retry_failed: Whether to repeat measurements that failed before.
             estimate: Whether to try each method first, and tell the reporter how long it will take.
             engine: Where to run it: `joblib:4` for four processes, `dask://HOST:PORT` for a
                 cluster; see `ttapca.engines`. By default it is run in this process.
 
         Returns:
-            The rows of all measurements in the plan, including those that were there before.
+            The rows of all measurements in the plan, also of earlier runs.
 
         Raises:
             TtapcaError: Network, images or filter cannot be had, or the file cannot be written.
@@ -131,41 +133,50 @@ class Benchmark:
             return [row for row in results.rows() if row.cell in wanted]
 
     def prepare(self, to: Path | str, engine: Engine) -> Subject:
-        """Return what the plan is run on: the network, its filter and the images.
+        """Return network, filter and images, for an engine that is going to run the units.
 
-        Args:
-            to: The file of results, which is not made; a filter that is fitted now is kept beside
-                it.
-            engine: Where units are going to be run.
+        The file of results is not made. A filter that is fitted now is kept beside it.
 
         Raises:
             TtapcaError: Network, images or filter cannot be had, or the file is another one, or has
                 measurements on something else of the same name.
         """
         to = Path(to)
-        _check_claims(to, ())  # a file of something else is refused before any work
+        _check_file(to, ())  # a file of something else is refused before any work
         subject = self._subject()
-        subject.claims = (images_claim(subject), *corrupted_claims(subject, self._conditions))
-        _check_claims(to, subject.claims)
+        corruptions = [name for name in self.plan.corruptions if name != CLEAN]
+        conditions = product(corruptions, self.plan.severities)
+        own = corrupted_fingerprints(subject, conditions)
+        subject.fingerprints = (images_fingerprint(subject), *own)
+        _check_file(to, subject.fingerprints)
         if self.plan.needs_filter:
             subject.fitted = self._fitted(subject, to)
-            self._tell_of_basis(subject.fitted)
+            named = self.plan.made_for_pca
+            if named and not subject.fitted.basis.principal:
+                self.reporter.note(
+                    f"{' and '.join(named)} are made for principal components; this filter has "
+                    f"{subject.fitted.basis.kind.lower()}, so their results are not the paper's"
+                )
             check_shape(subject)
             if self._saved_filter is not None:
-                subject.claims += (filter_claim(subject, Path(self._saved_filter)),)
+                subject.fingerprints += (filter_fingerprint(subject, self._saved_filter),)
         if engine.elsewhere:
-            subject.source.again = self._again(subject.source)
+            path, fingerprint = Path(self.plan.data), subject.source.fingerprint
+            data = str(path.absolute()) if path.exists() else self.plan.data
+            subject.source.recipe = partial(
+                read_measured, data, self.split, self.plan.images, fingerprint, **self._reading
+            )
         if self.plan.images is not None:
             self.reporter.note(f"{self._chosen.selection} of `{self._data_name}`")
         return subject
 
     def units(self) -> list[Unit]:
-        """Return what would be run, without fitting a filter or writing anything.
+        """Return the units of the plan, without fitting a filter or writing anything.
 
-        `Cell.components` is 0 where only the fit says how many there are.
+        `Cell.components` is 0 if only the fit says how many there are.
         """
         subject = self._subject()
-        if self.plan.needs_filter and self._saved_filter is not None:
+        if self._saved_filter is not None:
             subject.fitted = ttapca.load(self._saved_filter)
         elif self.plan.needs_filter:  # a placeholder with the right layer and rank, if it is known
             count = max(self.plan.components, default=0)
@@ -177,12 +188,6 @@ class Benchmark:
         return expand(self.plan, subject)
 
     @property
-    def _conditions(self) -> list[Condition]:
-        """Every corruption of the plan at every severity, without clean images."""
-        corruptions = [name for name in self.plan.corruptions if name != CLEAN]
-        return list(product(corruptions, self.plan.severities))
-
-    @property
     def _origin(self) -> nn.Module | NetworkSource:
         if self.network is not None:
             return self.network
@@ -191,62 +196,34 @@ class Benchmark:
         return NetworkSource(self.plan.model)
 
     @property
-    def _saved_filter(self) -> Path | str | None:
-        """The folder of the filter; None if one is to be fitted."""
-        if self.filter is not None or self.plan.data != CIFAR10_500:
-            return self.filter
+    def _saved_filter(self) -> Path | None:
+        """The folder of the filter; None if one is to be fitted, or none is needed."""
+        if self.filter is not None:
+            return Path(self.filter)
         origin, plan = self._origin, self.plan
         usual = (plan.layer, plan.route, plan.outputs) == (None, "auto", None)
-        return origin.shipped_filter if usual and isinstance(origin, NetworkSource) else None
+        shipped = usual and plan.needs_filter and plan.data == CIFAR10_500
+        return origin.shipped_filter if shipped and isinstance(origin, NetworkSource) else None
 
     def load_network(self) -> nn.Module:
-        """Return the network, which is loaded once.
-
-        Raises:
-            TtapcaError: There is no such network, or it cannot be loaded.
-        """
+        """Return the network, which is loaded once."""
         return self._named_network[1]
 
     def images(self, split: Split) -> Images:
-        """Return all images of a split, which are read once.
-
-        Raises:
-            TtapcaError: They cannot be read.
-        """
-        return self._training if split == "train" else self._test
-
-    @cached_property
-    def _test(self) -> Images:
-        return self._read("test")
-
-    @cached_property
-    def _training(self) -> Images:
-        return self._read("train")
-
-    def _read(self, split: Split) -> Images:
-        task = f"reading {self.plan.data}"
-        self.reporter.advance(task, 0, None)
-        images = load(
-            self.plan.data,
-            split,
-            root=self._data_root,
-            size=self.size,
-            shorter_side=self.shorter_side,
-        )
-        self.reporter.advance(task, 1, 1)
-        return images
+        """Return all images of a split, which are read once."""
+        if split not in self._read:
+            task = f"reading {self.plan.data}"
+            self.reporter.advance(task, 0, None)
+            self._read[split] = load(self.plan.data, split, **self._reading)
+            self.reporter.advance(task, 1, 1)
+        return self._read[split]
 
     @property
-    def _data_root(self) -> Path | None:
-        root = self.folder or self.root
-        return Path(root).expanduser().absolute() if root else None
-
-    def _again(self, source: ImageSource) -> ImageRecipe:
-        """Return how a worker on another machine reads the test images."""
-        path, plan = Path(self.plan.data), self.plan
-        data = str(path.absolute()) if path.exists() else plan.data
-        given = (data, self._data_root, self.size, self.shorter_side, plan.images)
-        return ImageRecipe(*given, source.fingerprint, self.split)
+    def _reading(self) -> dict[str, Any]:
+        """How images are read."""
+        folder = self.folder or self.root
+        root = Path(folder).expanduser().absolute() if folder else None
+        return {"root": root, "size": self.size, "shorter_side": self.shorter_side}
 
     @cached_property
     def _chosen(self) -> Choice:
@@ -260,7 +237,7 @@ class Benchmark:
         return f"{name}{TRAINING}" if self.split == "train" else name
 
     def _check(self) -> None:
-        """Refuse options about a filter where there is none, or about the fit of a given one."""
+        """Refuse options about a filter if there is none, or about the fit of a given one."""
         plan = self.plan
         about_fit = {"layer": plan.layer is not None, "route": plan.route != "auto"}
         for name, is_given in {**about_fit, "filter": self.filter is not None}.items():
@@ -291,17 +268,16 @@ class Benchmark:
             Path(self.root).expanduser() / FROST if self.root else None,
             None if chosen.first else chosen.rows,
         )
-        # Other sizes and others of the images are other data.
-        data = self._data_name
+        data = self._data_name  # other sizes, and a choice of the images, are other data
         data += "".join(f" {side}" for side in (self.size, self.shorter_side) if side is not None)
         data = f"{data}, {chosen.per_class}" if chosen.drawn else data
         filter_name: str = "" if plan.route == "auto" else plan.route
         if self._saved_filter is not None:
-            filter_name = Path(self._saved_filter).absolute().name
+            filter_name = self._saved_filter.absolute().name
         subject = Subject(*self._named_network, data, source, filter_name=filter_name)
         if plan.outputs is not None:  # else every measurement would fail in turn
-            few = TensorBatches(subject.source.clean[:2], 2)
-            predict_all(subject.network, few, outputs=plan.outputs)
+            two = TensorBatches(subject.source.clean[:2], 2)
+            predict_all(subject.network, two, outputs=plan.outputs)
         self._provide(subject)
         return subject
 
@@ -321,11 +297,11 @@ class Benchmark:
         return name, network
 
     def _provide(self, subject: Subject) -> None:
-        """Give methods what they need from the source domain and a plan cannot say."""
+        """Give methods the objects from the source domain that a plan cannot name."""
         for method in {"eata", "pea"}.intersection(self.plan.methods):
-            chosen = choose(self._training.labels, SOURCE_IMAGES)
+            chosen = choose(self.images("train").labels, SOURCE_IMAGES)
             # Only these, which other processes may have to be sent.
-            batches = TensorBatches(self._training.subset(chosen.rows), FIT_BATCH)
+            batches = TensorBatches(self.images("train").subset(chosen.rows), FIT_BATCH)
             subject.provided[method] = {"source": batches}
             if chosen.drawn:  # unless they are simply the first ones
                 subject.stated[method] = {"source": str(chosen)}
@@ -340,18 +316,17 @@ class Benchmark:
             subject.provided["ttt"] = {"head": rotation.head, "split": rotation.split}
 
     def _layer(self, network: nn.Module) -> str:
-        return self.plan.layer or recommended_layer(network, self._training, self.reporter)
+        return self.plan.layer or recommended_layer(network, self.images("train"), self.reporter)
 
     def _fitted(self, subject: Subject, to: Path) -> FittedFilter:
         """Load the filter that was named or kept, or fit one now and keep it."""
         if self._saved_filter is not None:
             return ttapca.load(self._saved_filter)
         layer = self._layer(subject.network)
-        plan = self.plan
+        plan, training = self.plan, self.images("train")
         wanted = max(plan.components, default=None)
-        principal = bool(plan.made_for_pca)
-        usual = "most" if principal else "usual"
-        images = self._training.fingerprint()[:16]  # of several data sets of one name
+        usual = "most" if plan.made_for_pca else "usual"
+        images = training.fingerprint()[:16]  # of several data sets of one name
         parts = [subject.data, images, subject.weights, layer, str(wanted or usual)]
         parts += [word for word in (subject.filter_name, plan.outputs) if word]
         kept = to.with_name(f"{to.name}-filters") / "-".join(parts)
@@ -360,23 +335,15 @@ class Benchmark:
             return usual_fit(
                 subject.network,
                 layer,
-                TensorBatches(self._training, FIT_BATCH),
+                TensorBatches(training, FIT_BATCH),
                 wanted,
-                principal=principal,
+                principal=bool(plan.made_for_pca),
                 route=plan.route,
                 outputs=plan.outputs,
                 reporter=self.reporter,
             )
 
         return kept_filter(kept, fit, self.reporter)
-
-    def _tell_of_basis(self, fitted: FittedFilter) -> None:
-        named = self.plan.made_for_pca
-        if named and not fitted.basis.principal:
-            self.reporter.note(
-                f"{' and '.join(named)} are made for principal components; this filter has "
-                f"{fitted.basis.kind.lower()}, so their results are not the paper's"
-            )
 
     def _tell_how_long(self, todo: list[Unit], subject: Subject, workers: int) -> None:
         if not todo:
@@ -406,11 +373,8 @@ class Benchmark:
             # A folder has its images already: the command refuses a seed beside it.
             "--corruption-seed": None if plan.corrupted else plan.corruption_seed or None,
         }
-        options = [
-            f"{cell.method}.{name}={toml_value(value)}"
-            for name, value in plan.method.get(cell.method, {}).items()
-            if name not in ("steps", "lr")
-        ]
+        given = plan.method.get(cell.method, {}).items()
+        options = {f"{cell.method}.{n}": value for n, value in given if n not in ("steps", "lr")}
         return self.command_again("bench", (), own, options, cell, to)
 
     def command_again(
@@ -418,26 +382,21 @@ class Benchmark:
         command: str,
         arguments: Sequence[str],
         own: Mapping[str, object],
-        options: Sequence[str],
+        options: Mapping[str, object],
         cell: Cell,
         to: Path,
     ) -> list[str]:
         """Return the words of a command that measures a cell; none if the network has no name.
 
-        Args:
-            command: Such as `bench`.
-            arguments: That follow the network's name.
-            own: Options that only this command has; one that is None is left out.
-            options: What `--option` is given with.
-            cell: Says the rest.
-            to: The file of results.
+        `arguments` follow the network's name. `own` has the options that only this command has,
+        `options` the values of `--option` by name.
         """
         origin, plan = self._origin, self.plan
         if isinstance(origin, nn.Module):
             return []
-        # What follows the path tells the filter from others at the same layer.
+        # A name after the path tells the filter from others at the same layer.
         layer = None if self._saved_filter else cell.layer.partition(", ")[0] or None
-        # Where nobody asked for a rank, cosines may have been taken, and a rank would ask for PCA.
+        # Without a rank in the plan, cosines may have been taken, and a rank would ask for PCA.
         ranked = plan.components or plan.made_for_pca or self._saved_filter
         every = dict.fromkeys(ORDER) | {
             "--data": plan.data,
@@ -456,23 +415,18 @@ class Benchmark:
             "--shorter-side": self.shorter_side,
         }
         words = option_words(every)
-        for option in options:
-            words += ["--option", option]
+        for name, value in options.items():
+            words += ["--option", f"{name}={toml_value(value)}"]
         return ["ttapca", command, origin.name, *arguments, *words, "--to", str(to)]
 
 
-def _check_claims(to: Path, claims: Sequence[Claim]) -> None:
+def _check_file(to: Path, fingerprints: Sequence[Fingerprint]) -> None:
     """Refuse a file that has no results, or results on something else of the same name."""
     if to.exists():
         with Results(to) as results:
-            results.claim(claims)
+            results.check_fingerprints(fingerprints)
 
 
 def toml_value(value: object) -> str:
-    """Write a plain value as `--option` reads it: what JSON writes of one is TOML as well.
-
-    Example:
-        >>> toml_value(["conv1", True, 0.5])
-        '["conv1", true, 0.5]'
-    """
+    """Write a plain value as `--option` reads it: the JSON of a plain value is TOML as well."""
     return json.dumps(value, ensure_ascii=False)

@@ -1,11 +1,10 @@
-"""What methods are compared on: the network, the filter, and the images in their order of arrival.
-
-`docs/bench.md` has a table of the settings.
-"""
+"""The subject of a comparison: the network, its filter, and the test images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,37 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ttapca.adaptation.adapter import Forgetting
-from ttapca.benchmark.cells import CHANGE_EVERY, CLEAN, Claim, Setting
-from ttapca.benchmark.image_shelf import ImageShelf
 from ttapca.benchmark.network_source import fingerprint
+from ttapca.benchmark.rows import CLEAN, Fingerprint
 from ttapca.corruptions import CIFAR_C, default_table, load_textures
 from ttapca.corruptions.apply import corrupt_any_size, needs_photographs
 from ttapca.datasets import Choice, Images, Split, choose, load, read_cifar_c
 from ttapca.errors import DataFormatError, EngineError, NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.fitting.store import TENSORS
+from ttapca.support.disk import queued
 
 Condition = tuple[str, int]  # a corruption and its severity
+Pixels = NDArray[np.uint8]
 
-FORGETTING: dict[Setting, Forgetting] = {
-    "episodic": "episodic",
-    "episodic-sorted": "episodic",
-    "online": "online",
-    "correlated": "online",
-    "dirichlet-0.1": "online",
-    "dirichlet-1": "online",
-    "continual": "continual",
-    "changing": "continual",
-    "mixed": "continual",
-}
-SORTED = ("correlated", "episodic-sorted")
-CONCENTRATIONS: dict[Setting, float] = {"dirichlet-0.1": 0.1, "dirichlet-1": 1.0}
-MOST_STRETCHES = 100  # as in RoTTA's code
+ENDS = 50  # images at either end of a corruption whose pixels are compared
 
 
 @dataclass(eq=False)
 class Subject:
-    """What stays the same in a comparison.
+    """The network, the filter and the images of a comparison.
 
     Attributes:
         name: The network's name as the user gave it.
@@ -54,11 +41,11 @@ class Subject:
         source: The test images, clean and corrupted.
         fitted: The filter, with at least as many components as the plan asks for.
         filter_name: Tells the filter from others of the same layer and rank: the name of one that
-            the user brought, or the route that was asked for; empty for the one that is fitted on
-            the training images by the usual route.
+            was given, or the route that was asked for; empty for the one that is fitted on the
+            training images by the usual route.
         provided: Options of methods that are objects and not text: `{"ttt": {"head": head}}`.
-        stated: What a `Cell` says about these options, by method.
-        claims: What the names stand for, which a file of results compares with what it knows.
+        stated: How a `Cell` names these options, by method.
+        fingerprints: Compared with those of the same names in a file of results.
     """
 
     name: str
@@ -69,27 +56,78 @@ class Subject:
     filter_name: str = ""
     provided: dict[str, dict[str, Any]] = field(default_factory=dict)
     stated: dict[str, dict[str, str]] = field(default_factory=dict)
-    claims: tuple[Claim, ...] = ()
+    fingerprints: tuple[Fingerprint, ...] = ()
     # The last test spectrum and the images it belongs to: methods in a row share it.
     spectrum: tuple[object, Tensor] | None = field(default=None, init=False, repr=False)
 
     @cached_property
     def weights(self) -> str:
-        """The fingerprint, which tells this network from others of the same name."""
+        """The fingerprint of the network, which tells it from others of the same name."""
         return fingerprint(self.network)
 
     def filter(self, components: int) -> FittedFilter:
-        """Return the filter with its first components.
-
-        Raises:
-            OptionError: There is no filter.
-            NotEnoughDataError: It has fewer components.
-        """
+        """Return the filter with its first components; raise if there is none, or has fewer."""
         if self.fitted is None:
             raise OptionError("This comparison needs a fitted filter; found none.")
         if components == self.fitted.n_components_:
             return self.fitted
         return self.fitted.truncated(components)
+
+
+@dataclass(frozen=True)
+class ImageCache:
+    """A folder of arrays of pixels, which processes map into their memory.
+
+    The process that needs an array first makes it; others that need it meanwhile wait. An array
+    that was removed to make room stays in the memory of processes that use it.
+
+    Args:
+        folder: It is made if there is none.
+        most: How many arrays are kept at most.
+    """
+
+    folder: Path
+    most: int
+
+    def get(self, name: str, count: int, make: Callable[[], Iterable[Pixels]]) -> Pixels:
+        """Return `count` images, which may be read-only; `make` gives them, some at a time.
+
+        The name says everything that the pixels depend on.
+        """
+        path = self.folder / f"{hashlib.sha256(name.encode()).hexdigest()}.npy"
+        try:
+            if not path.exists():
+                self._fill(path, count, make)
+            pixels: Pixels = np.load(path, mmap_mode="r")
+            return pixels
+        except OSError:  # no room on the disk, perhaps: there may be some in memory
+            return np.concatenate(list(make()))
+
+    def _fill(self, path: Path, count: int, make: Callable[[], Iterable[Pixels]]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with queued(path.with_suffix(".lock")):
+            if path.exists():  # another process has made it meanwhile
+                return
+            unfinished = path.with_suffix(".unfinished")
+            try:
+                _write_array(unfinished, count, make())
+                unfinished.replace(path)
+            finally:  # a disk that is full now has to hold the results as well
+                unfinished.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another process makes room as well
+                arrays = sorted(self.folder.glob("*.npy"), key=lambda each: each.stat().st_mtime)
+                for old in arrays[: -self.most]:
+                    old.unlink(missing_ok=True)
+
+
+def _write_array(path: Path, count: int, parts: Iterable[Pixels]) -> None:
+    # Not through a memory map, which ends the process if the disk is full.
+    with path.open("wb") as file:
+        for number, part in enumerate(parts):
+            if number == 0:
+                header = {"descr": "|u1", "fortran_order": False, "shape": (count, *part.shape[1:])}
+                np.lib.format.write_array_header_1_0(file, header)
+            file.write(np.ascontiguousarray(part).data)
 
 
 @dataclass(eq=False)
@@ -105,8 +143,8 @@ class ImageSource:
         seed: For making corrupted images.
         textures: The folder with the photographs of frost.
         rows: Which of all test images the clean ones are; the first ones by default.
-        shelf: Where several processes share the images that they make.
-        again: Reads the clean images on another machine, or raises if it has other images there.
+        cache: Shares the images that several processes make.
+        recipe: Reads the clean images on another machine.
 
     Example:
         >>> from ttapca.datasets import read_digits
@@ -122,8 +160,8 @@ class ImageSource:
     seed: int = 0
     textures: Path | None = None
     rows: NDArray[np.int64] | None = None
-    shelf: ImageShelf | None = None
-    again: Callable[[], Images] | None = None
+    cache: ImageCache | None = None
+    recipe: Callable[[], Images] | None = None
     _kept: tuple[tuple[Condition, ...], Images] | None = field(default=None, init=False, repr=False)
 
     @property
@@ -141,7 +179,7 @@ class ImageSource:
         return self.clean.fingerprint()
 
     def check(self, conditions: Sequence[Condition]) -> None:
-        """Raise now what would stop a run hours later: missing photographs or files."""
+        """Raise now if photographs or files are missing, which would stop a run hours later."""
         corrupted = [condition for condition in conditions if condition[0] != CLEAN]
         if self.folder is not None:
             for condition in corrupted:
@@ -159,21 +197,21 @@ class ImageSource:
         wanted = tuple(conditions)
         if self._kept is None or self._kept[0] != wanted:
             self._kept = None  # before the new ones are made: there may not be room for both
-            self._kept = (wanted, self._gathered(wanted))
+            self._kept = (wanted, self._joined(wanted))
         return self._kept[1]
 
-    def _gathered(self, wanted: tuple[Condition, ...]) -> Images:
+    def _joined(self, wanted: tuple[Condition, ...]) -> Images:
         stored = self.folder is not None or wanted[0][0] == CLEAN
-        if len(wanted) == 1 and (stored or self.shelf is None):
+        if len(wanted) == 1 and (stored or self.cache is None):
             return self._condition(*wanted[0])
 
-        def parts() -> Iterator[NDArray[np.uint8]]:
+        def parts() -> Iterator[Pixels]:
             return (self._condition(*condition).images for condition in wanted)
 
-        if self.shelf is None:
+        if self.cache is None:
             pixels = np.concatenate(list(parts()))
         else:
-            pixels = self.shelf.get(repr(wanted), len(wanted) * len(self.clean), parts)
+            pixels = self.cache.get(repr(wanted), len(wanted) * len(self.clean), parts)
         labels = np.tile(self.clean.labels, len(wanted))
         return Images(pixels, labels, self.clean.class_names)
 
@@ -213,120 +251,60 @@ def choose_measured(labels: NDArray[np.int64], count: int | None, split: Split) 
     return choose(labels, count, order="stored", last=split == "train")
 
 
-@dataclass(frozen=True)
-class ImageRecipe:
-    """How to read test images on another machine, under the same path.
+def read_measured(
+    data: str, split: Split, count: int | None, fingerprint: str, **how: Any
+) -> Images:
+    """Read the measured images on another machine, under the same path; `how` is for `load`.
 
-    Attributes:
-        data: The data set, by name or path.
-        root: The folder of data sets.
-        size: Side of the centre that is cut out of pictures.
-        shorter_side: What the shorter side of a picture is brought to first.
-        count: How many images; None for all.
-        fingerprint: Of the images, as `Images.fingerprint` gives it.
-        split: Which images of the data set; of those for training, the last ones.
+    Raises:
+        DataNotFoundError: There is no such data set.
+        EngineError: There are other images in its place.
     """
-
-    data: str
-    root: Path | None
-    size: int | None
-    shorter_side: int | None
-    count: int | None
-    fingerprint: str
-    split: Split = "test"
-
-    def __call__(self) -> Images:
-        """Return the images.
-
-        Raises:
-            DataNotFoundError: There is no such data set.
-            EngineError: There are other images in its place.
-        """
-        found = load(
-            self.data, self.split, root=self.root, size=self.size, shorter_side=self.shorter_side
+    found = load(data, split, **how)
+    found = choose_measured(found.labels, count, split).of(found)
+    if found.fingerprint() != fingerprint:
+        raise EngineError(
+            f"Every worker must have the same test images; here those of `{data}` are others. Copy "
+            "the data, or put the results into a folder that all workers share."
         )
-        found = choose_measured(found.labels, self.count, self.split).of(found)
-        if found.fingerprint() != self.fingerprint:
-            raise EngineError(
-                f"Every worker must have the same test images; here those of `{self.data}` are "
-                "others. Copy the data, or put the results into a folder that all workers share."
-            )
-        return found
+    return found
 
 
-def segments(
-    setting: Setting, labels: NDArray[np.int64], corruptions: int, seed: int
-) -> list[NDArray[np.int64]]:
-    """Return the order in which images arrive, in segments; adaptation may forget between them.
+def images_fingerprint(subject: Subject) -> Fingerprint:
+    """Return the fingerprint of the clean images: all their pixels and labels count."""
+    source, count = subject.source, len(subject.source.clean)
+    others = f"on {count:,} others that are called `{subject.data}` too, or these have"
+    return Fingerprint(subject.data, count, source.fingerprint, "images", others, "the data")
 
-    Args:
-        setting: How the images arrive.
-        labels: Of the clean images; every corruption has the same.
-        corruptions: How many there are; 1 unless the setting joins them.
-        seed: For the order.
 
-    Returns:
-        For each segment the numbers of its images. The images of the second corruption are
-        numbered after those of the first, and so on.
+def corrupted_fingerprints(subject: Subject, conditions: Iterable[Condition]) -> list[Fingerprint]:
+    """Return the fingerprints of a folder of corrupted images; none if they are made in memory.
 
-    Example:
-        >>> labels = np.array([0, 1, 0, 1])
-        >>> labels[segments("correlated", labels, 1, seed=0)[0]]
-        array([1, 1, 0, 0])
-        >>> [sorted(part.tolist()) for part in segments("continual", labels, 2, seed=0)]
-        [[0, 1, 2, 3], [4, 5, 6, 7]]
+    For each condition the first and last images count, with their labels: all of them may be
+    gigabytes, and other noise shows in every image. So a folder may get more corruptions later.
     """
-    random = np.random.default_rng(seed)
-    count = len(labels)
-    if setting == "mixed":
-        return [random.permutation(corruptions * count)]
-    order = random.permutation(count)
-    if setting in SORTED:  # classes in a random order, and the images of each class too
-        place = random.permutation(int(labels.max()) + 1)
-        order = order[np.argsort(place[labels[order]], kind="stable")]
-    elif setting in CONCENTRATIONS:
-        stretches = dirichlet_stretches(labels[order], CONCENTRATIONS[setting], random)
-        order = order[np.concatenate(stretches)]
-    elif setting == "changing":  # one stream, so that a batch may hold the end of a corruption
-        turns = np.split(order, range(CHANGE_EVERY, count, CHANGE_EVERY))
-        return [np.concatenate([part + n * count for part in turns for n in range(corruptions)])]
-    return [order + number * count for number in range(corruptions)]
+    folder = subject.source.folder
+    if folder is None:
+        return []
+    found = []
+    for condition in dict.fromkeys(conditions):
+        images, (name, severity) = subject.source.images([condition]), condition
+        # No data set has such a name: theirs are last parts of paths, without a slash.
+        key = "/".join(("corrupted", subject.data, folder.name, f"{name} {severity}"))
+        digest = images[:ENDS].fingerprint() + images[-ENDS:].fingerprint()
+        others = (
+            f"on others of `{name}` {severity} in a folder that is called `{folder.name}` too, or "
+            "these have"
+        )
+        one = Fingerprint(key, len(images), digest, "corrupted images", others, "the folder")
+        found.append(one)
+    return found
 
 
-def dirichlet_stretches(
-    labels: NDArray[np.int64], concentration: float, random: np.random.Generator
-) -> list[NDArray[np.int64]]:
-    """Divide images into stretches of a stream, with classes that come and go.
-
-    There are as many stretches as classes, but at most 100. Each class is distributed over the
-    stretches in shares from a symmetric Dirichlet distribution; within a stretch, its classes come
-    one after another, in a random order. This is the order of NOTE (Gong et al., 2022) as the code
-    of RoTTA (Yuan et al., 2023) makes it.
-
-    Args:
-        labels: Of the images; those of a class stay in the order that they have here.
-        concentration: Of the distribution, for every stretch. The lower it is, the fewer stretches
-            a class is found in.
-        random: Draws the shares, and the order of the classes.
-
-    Returns:
-        For each stretch the places of its images in `labels`. It may be empty.
-
-    Example:
-        >>> labels = np.repeat([0, 1], 4)
-        >>> parts = dirichlet_stretches(labels, 1.0, np.random.default_rng(0))
-        >>> [labels[part].tolist() for part in parts]
-        [[0, 1, 1, 1], [1, 0, 0, 0]]
-    """
-    classes, own = np.unique(labels, return_inverse=True)
-    count = min(len(classes), MOST_STRETCHES)
-    shares = random.dirichlet(np.full(count, concentration), len(classes))  # (classes, stretches)
-    turns = np.tile(np.arange(len(classes)), (count, 1))
-    turns = random.permuted(turns, axis=1)  # (stretches, classes): when each class has its turn
-    stretch = np.empty_like(own)
-    for number, share in enumerate(shares):
-        images = np.flatnonzero(own == number)
-        ends = np.floor(share.cumsum()[:-1] * len(images))  # of all stretches but the last
-        stretch[images] = np.searchsorted(ends, np.arange(len(images)), side="right")
-    order = np.lexsort((turns[stretch, own], stretch))  # by stretch, then by turn; it is stable
-    return np.split(order, np.searchsorted(stretch[order], np.arange(1, count)))
+def filter_fingerprint(subject: Subject, folder: Path) -> Fingerprint:
+    """Return the fingerprint of a saved filter: all its tensors count."""
+    name, layer = subject.filter_name, subject.fitted.layer if subject.fitted else ""
+    digest = hashlib.sha256((folder / TENSORS).read_bytes()).hexdigest()
+    others = f"with another one that is called `{name}` too, or this one has"
+    key = "/".join(("filter", subject.weights, layer, name))
+    return Fingerprint(key, 0, digest, "filter", others, "the filter")

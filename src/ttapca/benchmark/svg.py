@@ -1,4 +1,4 @@
-"""How figures look, and figures as SVG in the colours of the page around them.
+"""How figures look, and figures as files: SVG in the colours of a page, PNG and PDF on white.
 
 Curves differ in colour (from Okabe and Ito's palette, made for colour-blind readers), in marker and
 in dash, so they can be told apart in grey. A method looks the same in all figures of all reports.
@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ttapca.errors import OptionError
 from ttapca.support.page_colours import page_colours
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from ttapca.benchmark.figures import ReportFigure
 
+FORMATS = (".svg", ".png", ".pdf")
+POINTS_PER_INCH = 160
 WIDTH, HEIGHT, LEGEND_LINE = 4.6, 2.75, 0.19  # inches
 INK = "#1c1d21"
 PALETTE = ("#0072b2", "#d55e00", "#008a64", "#b8578a", "#9a6d00", "#3d9ad1", "#70747c")
@@ -41,12 +44,7 @@ STYLE: Any = {
 
 
 def look(number: int) -> dict[str, Any]:
-    """Return colour, marker and dash of one style, as keywords of matplotlib.
-
-    Example:
-        >>> look(1)["color"], look(1)["marker"], look(1)["fillstyle"]
-        ('#d55e00', 's', 'full')
-    """
+    """Return colour, marker and dash of one style, as keywords of matplotlib."""
     return {
         "color": PALETTE[number % len(PALETTE)],
         "marker": MARKERS[number % len(MARKERS)],
@@ -58,12 +56,7 @@ def look(number: int) -> dict[str, Any]:
 def styles_of(methods: Iterable[str]) -> dict[str, int]:
     """Return the number of each method's style, see `look`; it does not depend on the others.
 
-    Only methods that this version does not know take what is left, in the order given.
-
-    Example:
-        >>> styles = styles_of(["source", "wiener", "yours"])
-        >>> look(styles["source"])["color"], look(styles["wiener"])["color"]
-        ('#70747c', '#0072b2')
+    Only methods that this version does not know take the next numbers, in the order given.
     """
     from ttapca.methods import METHODS  # needs torch
 
@@ -105,6 +98,28 @@ def file_svg(figure: ReportFigure) -> str:
     start, _, rest = svg.partition(">")
     size = f'width="{width}pt" height="{height}pt"'
     return f"{start} {size}><desc>{html.escape(figure.caption)}</desc>{style}{rest}\n"
+
+
+def check_format(suffix: str) -> None:
+    """Raise `OptionError` unless figures are written to files whose name ends so."""
+    if suffix not in FORMATS:
+        raise OptionError(f"A figure ends with {', '.join(FORMATS)}; found `{suffix}`.")
+
+
+def figure_file(figure: ReportFigure, suffix: str) -> bytes:
+    """Return a figure as the content of a `.svg`, `.png` or `.pdf` file."""
+    import matplotlib as mpl
+
+    check_format(suffix)
+    if suffix == ".svg":
+        return file_svg(figure).encode()
+    content = io.BytesIO()
+    dates = {"CreationDate": None} if suffix == ".pdf" else {}
+    with mpl.rc_context(STYLE):
+        figure.drawing.savefig(
+            content, format=suffix[1:], dpi=POINTS_PER_INCH, metadata=dates, facecolor="white"
+        )
+    return content.getvalue()
 
 
 def panels(count: int, names: int) -> tuple[Figure, Any]:

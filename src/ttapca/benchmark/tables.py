@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from ttapca.benchmark.cells import AMONG, CLEAN, SETTINGS
-from ttapca.benchmark.comparisons import LINE, Comparison, Rows, comparisons, frame, labels
+from ttapca.benchmark.comparisons import LINE, Comparison, Measurements, comparisons, frame, labels
+from ttapca.benchmark.rows import AMONG, CLEAN, SETTINGS
 from ttapca.benchmark.uncertainty import MeanInterval
 
 # The paper's headings of columns, if they are not the corruption's name.
@@ -53,13 +53,13 @@ class Value:
     """One entry of a table.
 
     Attributes:
-        text: What is shown.
-        number: What the column is sorted by; None for text, and where there is no number.
-        kind: What it is.
+        text: As it is shown.
+        number: The column is sorted by it; None for text, and if there is no number.
+        kind: Text, a number, or the reason why there is none.
         best: Whether it is the lowest of its column, or not told apart from the lowest.
         note: More about it, such as why it failed.
-        rank: Among the lines of this column; those that are not told apart share it. None where
-            it is not known which images were predicted right.
+        rank: Among the lines of this column; those that are not told apart share it. None if it is
+            not known which images were predicted right.
         heat: How strong its background is coloured, from -1 for far fewer errors to 1 for far more;
             None for no colour.
     """
@@ -79,20 +79,7 @@ Line = tuple[Value, ...]
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table without markup.
-
-    Attributes:
-        title: What is shown, in a few words.
-        columns: The headings.
-        rows: Each has one value for every heading.
-        notes: Sentences for below the table.
-        sortable: Whether the lines may be shown in another order.
-
-    Example:
-        >>> line = (Value("bn"), Value("20.4", 20.4, "number"))
-        >>> ResultTable("errors", ("method", "mean"), (line,)).wordy
-        (True, False)
-    """
+    """A table without markup; its notes are sentences for below it."""
 
     title: str
     columns: tuple[str, ...]
@@ -109,12 +96,7 @@ class ResultTable:
 
 
 def full_name(corruption: str) -> str:
-    """Return a corruption's name in words.
-
-    Example:
-        >>> full_name("jpeg_compression")
-        'JPEG compression'
-    """
+    """Return a corruption's name in words, such as `JPEG compression`."""
     return corruption.replace("_", " ").capitalize().replace("Jpeg", "JPEG")
 
 
@@ -128,13 +110,8 @@ def mean_heading(corruptions: Sequence[str]) -> str:
     return f"Mean of {len(corruptions)}" if len(corruptions) > 1 else heading(corruptions[0])
 
 
-def error_tables(rows: Rows) -> list[ResultTable]:
-    """Return the tables of errors: one for each set of conditions that can be compared.
-
-    Example:
-        >>> error_tables([])
-        []
-    """
+def error_tables(rows: Measurements) -> list[ResultTable]:
+    """Return a table of errors for each comparison."""
     return [error_table(each) for each in comparisons(rows)]
 
 
@@ -163,23 +140,14 @@ def rank_value(value: Value) -> Value:
 
 
 def signed(number: float, decimals: int) -> str:
-    """Write a difference with its sign.
-
-    Example:
-        >>> signed(0.26, 1)
-        '+0.3'
-    """
+    """Write a difference with its sign."""
     return f"{number:+.{decimals}f}".replace("-", "−")  # noqa: RUF001
 
 
 def setting_tables(found: Sequence[Comparison]) -> list[ResultTable]:
-    """Return mean errors by setting, where at least three comparisons differ in nothing else.
+    """Return mean errors by setting, if at least three comparisons differ in nothing else.
 
     Two are easily compared in their own tables. Errors on clean images stand in brackets.
-
-    Example:
-        >>> setting_tables([])
-        []
     """
     groups: dict[tuple[object, ...], dict[str, Comparison]] = {}
     for each in found:
@@ -246,7 +214,7 @@ def error_value(comparison: Comparison, line: int, corruption: str) -> Value:
 
 
 def interval_note(error: MeanInterval, decimals: int) -> str:
-    """Say where the interval of an error begins and ends."""
+    """Return the interval of an error in words."""
     low, high = max(error.low, 0), min(error.high, 100)
     return f"95 % interval over images: {low:.{decimals}f} to {high:.{decimals}f}"
 
@@ -286,7 +254,7 @@ def _with_best(lines: Sequence[Line]) -> tuple[Line, ...]:
 
 
 def _best_marked(column: Line) -> Line:
-    """Mark what is not told apart from the lowest; where that is not known, what looks equal."""
+    """Mark values that are not told apart from the lowest, or without ranks look equal to it."""
 
     def shown(value: Value) -> float:
         return math.inf if value.number is None else float(value.text.split()[0].rstrip(PARTIAL))
@@ -320,7 +288,7 @@ def _notes(comparison: Comparison, lines: Sequence[Line]) -> tuple[str, ...]:
 
 
 def _interval_notes(comparison: Comparison) -> list[str]:
-    """Say what `±`, ranks and bold numbers mean."""
+    """Explain `±`, ranks and bold numbers."""
     facts = [INTERVAL]
     if len(comparison.corruptions) > 1:
         every = [comparison.standings(name).values() for name in comparison.corruptions]
@@ -337,7 +305,7 @@ def _interval_notes(comparison: Comparison) -> list[str]:
 
 
 def cost_table(comparison: Comparison) -> ResultTable | None:
-    """Return what each method costs, over all corruptions; None if nothing was measured."""
+    """Return the costs of each method over all corruptions; None if nothing was measured."""
     body = [
         (Value(comparison.lines.label[line]), *(cost_value(comparison, line, n) for n in COSTS))
         for line in comparison.lines.dropna(subset="milliseconds").index
@@ -354,12 +322,18 @@ def cost_table(comparison: Comparison) -> ResultTable | None:
 
 def cost_value(comparison: Comparison, line: int, name: str) -> Value:
     """Return a cost of one line, by its name in `COSTS`."""
-    number = float(comparison.lines.loc[line, name])
-    return MISSING if math.isnan(number) else Value(f"{number:{COSTS[name][1]}}", number, "number")
+    return number_value(float(comparison.lines.loc[line, name]), COSTS[name][1])
 
 
-def failure_table(rows: Rows) -> ResultTable | None:
-    """Return every measurement that failed, and why; None if none failed."""
+def number_value(number: float, form: str, *, best: bool = False) -> Value:
+    """Return a number in this format; `MISSING` if it is NaN."""
+    if math.isnan(number):
+        return MISSING
+    return Value(f"{number:{form}}", number, "number", best)
+
+
+def failure_table(rows: Measurements) -> ResultTable | None:
+    """Return every measurement that failed, with its reason; None if none failed."""
     every = frame(rows)
     failed = every[(every.status != "done") | every.error.isna()][FAILURES]
     failed = failed.assign(corruption=failed.corruption.map(heading))

@@ -1,4 +1,4 @@
-"""`Tuning`: choose the options of a method on conditions that are not reported.
+"""`Tuning`: choose the options of a method on conditions that are held out of every report.
 
     space = SearchSpace("tent", {"lr": Range(1e-4, 1e-1, log=True)})
     tuned = Tuning(Benchmark(plan, split="train"), space).run("tuning.sqlite")
@@ -6,6 +6,10 @@
 
 Every trial is measured by the same units as a benchmark, which go into the same kind of file. So a
 search that was stopped goes on where it was, and nothing is measured twice.
+
+Reported are the fifteen standard corruptions at severity 5, on test images. Options are chosen on
+training images, under the four extra corruptions, or under the fifteen below severity 5. Options
+that are chosen on the reported images show how well the choice fits, not how well the method works.
 """
 
 from __future__ import annotations
@@ -13,27 +17,36 @@ from __future__ import annotations
 import math
 import shlex
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Literal, get_args
 
-from ttapca._checks import Number, OneOf, check_option
-from ttapca.benchmark.cells import CLEAN, JOINT, Cell, Outcome, Row
-from ttapca.benchmark.held_out import CONDITIONS, SEED, check_held_out, check_split
+from ttapca._checks import Number, OneOf, Whole, check_option
+from ttapca.benchmark import paper
 from ttapca.benchmark.measurement import not_measured
 from ttapca.benchmark.plan import Unit, units_of
 from ttapca.benchmark.results import Results
+from ttapca.benchmark.rows import CLEAN, JOINT, Cell, Outcome, Row
 from ttapca.benchmark.running import run
-from ttapca.benchmark.samplers import Proposal, Sampler, Search
-from ttapca.benchmark.search_space import Options, SearchSpace
+from ttapca.benchmark.search import Options, Proposal, Sampler, Search, SearchSpace
 from ttapca.benchmark.session import Benchmark, toml_value
 from ttapca.benchmark.subject import Condition, Subject
-from ttapca.datasets import Split
+from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
+from ttapca.corruptions.catalogue import find_all
+from ttapca.datasets import Images, Split
 from ttapca.engines.engine import Engine, engine_of
-from ttapca.errors import OptionError
+from ttapca.errors import DataNotFoundError, OptionError, did_you_mean
 
+SEED = 1  # of corrupted images; those that are reported have 0
+# Kinds take turns: pruning looks at the first ones, and must not judge by noise alone.
+CONDITIONS: tuple[Condition, ...] = (
+    ("speckle_noise", 5), ("fog", 4), ("gaussian_blur", 5), ("jpeg_compression", 4),
+    ("impulse_noise", 4), ("contrast", 4), ("glass_blur", 4), ("saturate", 5),
+    ("gaussian_noise", 4), ("frost", 4), ("defocus_blur", 4), ("pixelate", 4),
+    ("spatter", 5), ("snow", 4), ("zoom_blur", 4), ("elastic_transform", 4),
+)  # fmt: skip
 SOURCE = "source"
 CLEAN_CONDITION: Condition = (CLEAN, 0)
 AS_IT_IS = Proposal(-1, {})  # the network without a method
@@ -49,8 +62,8 @@ class Trial:
         status: `done`; `pruned` if it was left before all conditions were measured; or `failed`.
         errors: By condition, in percent: the mean over settings and sizes of batches.
         clean: Error on clean images; None if it was not measured.
-        score: What is chosen by, the lower the better: the mean error over conditions, and what the
-            options cost on clean images if that is asked for. None if it failed.
+        score: The lower the better: the mean error over conditions, with the cost on clean images
+            if that is asked for. None if it failed.
         reason: Why it was left or failed; empty when done.
     """
 
@@ -75,7 +88,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         method: That was tuned.
@@ -101,22 +114,6 @@ class Tuned:
         return self.trials[0] if self.trials and self.trials[0].status == "done" else None
 
 
-@dataclass(frozen=True)
-class TrialUnit(Unit):
-    """A unit of a trial, which its title tells from those of others.
-
-    Attributes:
-        said: The options, for people.
-    """
-
-    said: str = ""
-
-    @property
-    def title(self) -> str:
-        """The unit in a few words."""
-        return f"{super().title}  {self.said}".rstrip()
-
-
 @dataclass(eq=False)
 class Tuning:
     """A search for the best options of a method, on held-out conditions.
@@ -124,11 +121,11 @@ class Tuning:
     Attributes:
         benchmark: Network, images, settings and sizes of batches; the methods and corruptions of
             its plan do not count.
-        space: What may be tried.
+        space: The values that may be tried.
         search: How it is searched.
         conditions: Corruptions and severities, in the order in which pruning looks at them.
-        clean_weight: What each point of error on clean images above the source's adds to the score,
-            beside the mean error over conditions.
+        clean_weight: Points of the score for each point of error on clean images above the
+            source's; the rest of the score is the mean error over conditions.
 
     Raises:
         OptionError: A condition is one that is reported; or a setting joins conditions, which are
@@ -152,7 +149,7 @@ class Tuning:
     clean_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense before any work is done."""
+        """Refuse wrong values before any work is done."""
         check_held_out(self.conditions)
         check_option("split", self.benchmark.split, OneOf(get_args(Split)))
         check_option("clean_weight", self.clean_weight, Number(0))
@@ -181,12 +178,12 @@ class Tuning:
     def run(
         self, to: Path | str, *, engine: Engine | str | None = None, retry_failed: bool = False
     ) -> Tuned:
-        """Measure what is not in a file of results yet, and compare all trials.
+        """Make the measurements that are not in a file of results yet, and compare all trials.
 
         Args:
             to: The file; it is made if there is none.
             engine: Where to measure; see `Benchmark.run`. The trials are the same anywhere.
-            retry_failed: Whether to measure again what has failed before.
+            retry_failed: Whether to repeat measurements that failed before.
 
         Raises:
             TtapcaError: Network, images or filter cannot be had, the file cannot be written, or an
@@ -215,46 +212,40 @@ class Tuning:
         return [*stages[:-1], (*stages[-1], CLEAN_CONDITION)]
 
 
+@dataclass(eq=False)
 class _TuningRun:
-    """One search as it goes on: measures what a sampler proposes."""
+    """One search as it goes on: measures the proposals of a sampler."""
 
-    def __init__(
-        self,
-        tuning: Tuning,
-        subject: Subject,
-        results: Results,
-        engine: Engine,
-        retry_failed: bool,
-    ) -> None:
-        self._tuning, self._subject, self._results = tuning, subject, results
-        self._engine, self._retry_failed = engine, retry_failed
-        self._reporter = tuning.benchmark.reporter
-        self._units: dict[tuple[int, Condition], list[TrialUnit]] = {}
+    tuning: Tuning
+    subject: Subject
+    results: Results
+    engine: Engine
+    retry_failed: bool
+
+    def __post_init__(self) -> None:
+        self._units: dict[tuple[int, Condition], list[Unit]] = {}
         self._options: dict[Unit, Options] = {}
         self._outcomes: dict[Cell, Outcome] = {}  # as they are in the file
 
     def of(self, sampler: Sampler) -> Tuned:
         """Measure all trials."""
-        tuning = self._tuning
+        tuning, note = self.tuning, self.tuning.benchmark.reporter.note
         stages = tuning.stages(sampler.prunes)
-        every = [condition for stage in stages for condition in stage]
-        at_first = [(AS_IT_IS, condition) for condition in every]
         trials: list[Trial] = []
         while generation := sampler.ask():
             single = len(generation) == sampler.total and not sampler.prunes
             if not single:
-                last = generation[-1].number + 1
-                self._reporter.note(
-                    f"trials {generation[0].number + 1} to {last:,} of {sampler.total:,}"
-                )
-            trials += self._generation(sampler, generation, stages, at_first, announce=single)
-            at_first = []
+                first, last = (generation[at].number + 1 for at in (0, -1))
+                note(f"trials {first} to {last:,} of {sampler.total:,}")
+            before = [] if trials else [AS_IT_IS]
+            trials += self._generation(sampler, generation, stages, before, announce=single)
             if not single and (best := ranked(trials)[0]).score is not None:
-                self._reporter.note(f"best so far: {said(best.options)}  error {best.mean:.2f} %")
+                options = " ".join(words_of(best.options))
+                note(f"best so far: {options}  error {best.mean:.2f} %")
         cells = {cell for units in self._units.values() for unit in units for cell in unit.cells}
-        rows = tuple(row for row in self._results.rows() if row.cell in cells)
-        source = self._ended(AS_IT_IS, every, None)
-        images, seed = len(self._subject.source.clean), tuning.search.seed
+        rows = tuple(row for row in self.results.rows() if row.cell in cells)
+        source = self._ended(AS_IT_IS, [each for stage in stages for each in stage], None)
+        images, seed = len(self.subject.source.clean), tuning.search.seed
         facts = (tuning.conditions, images, seed, rows)
         return Tuned(tuning.space.method, ranked(trials), source, *facts)
 
@@ -263,30 +254,27 @@ class _TuningRun:
         sampler: Sampler,
         living: list[Proposal],
         stages: Sequence[Sequence[Condition]],
-        at_first: Sequence[tuple[Proposal, Condition]],
+        before: Sequence[Proposal],
         *,
         announce: bool,
     ) -> list[Trial]:
-        """Measure some trials, stage by stage, and return how they ended."""
-        seen: list[Condition] = []
-        ended: list[Trial] = []
+        """Measure some trials, stage by stage, and return how they ended; `before` come first."""
+        every = [condition for stage in stages for condition in stage]
+        count, ended = 0, list[Trial]()
         for number, stage in enumerate(stages, start=1):
-            seen += stage
-            pairs = [(one, condition) for condition in stage for one in living]
-            self._measure([*at_first, *pairs], announce=announce)
-            at_first = []
-            rest = [each for later in stages for each in later if each not in seen]
+            self._measure([*before, *living], stage, announce=announce)
+            count += len(stage)
+            measured, rest = every[:count], every[count:]
             still = []
             for one in living:
-                trial = self._ended(one, seen, self._source_clean if not rest else None)
-                if trial.status == "done" and rest and trial.mean is not None:
-                    if not sampler.leaves(one, number, trial.mean):
-                        still.append(one)
-                        continue
-                    ended.append(self._left(trial, rest, len(seen)))
-                else:
+                trial = self._ended(one, measured, self._source_clean if not rest else None)
+                if trial.status == "failed" or not rest or trial.mean is None:
                     sampler.tell(one, trial.score)
                     ended.append(trial)
+                elif sampler.leaves(one, number, trial.mean):
+                    ended.append(self._left(trial, rest, count))
+                else:
+                    still.append(one)
             living = still
         return ended
 
@@ -295,40 +283,42 @@ class _TuningRun:
         clean = self._ended(AS_IT_IS, [CLEAN_CONDITION], None).clean
         return math.inf if clean is None else clean
 
-    def _measure(self, pairs: Sequence[tuple[Proposal, Condition]], *, announce: bool) -> None:
-        # All options for one condition, then for the next: its images are made once.
-        order = {condition: number for number, (_, condition) in enumerate(reversed(pairs))}
-        pairs = sorted(pairs, key=lambda pair: -order[pair[1]])
-        units = dict.fromkeys(unit for pair in pairs for unit in self._units_of(*pair))
+    def _measure(
+        self, proposals: Sequence[Proposal], conditions: Sequence[Condition], *, announce: bool
+    ) -> None:
+        # All proposals under one condition, then under the next: its images are made once.
+        pairs = product(conditions, proposals)
+        units = [unit for condition, one in pairs for unit in self._units_of(one, condition)]
         run(
-            list(units),
-            self._subject,
-            self._results,
-            reporter=self._reporter,
-            retry_failed=self._retry_failed,
+            list(dict.fromkeys(units)),
+            self.subject,
+            self.results,
+            reporter=self.tuning.benchmark.reporter,
+            retry_failed=self.retry_failed,
             command=self._command,
-            engine=self._engine,
+            engine=self.engine,
             announce=announce,
         )
-        self._outcomes = {row.cell: row.outcome for row in self._results.rows()}
+        self._outcomes = {row.cell: row.outcome for row in self.results.rows()}
 
-    def _units_of(self, one: Proposal, condition: Condition) -> list[TrialUnit]:
-        place = one.number, condition
-        if place not in self._units:
-            plan = self._tuning.benchmark.plan
+    def _units_of(self, one: Proposal, condition: Condition) -> list[Unit]:
+        key = one.number, condition
+        if key not in self._units:
+            plan = self.tuning.benchmark.plan
             method = plan.methods[0] if one is not AS_IT_IS else SOURCE
             plan = replace(plan, methods=(method,), method={method: one.options})
-            found = units_of(plan, self._subject, plan.settings, [condition])
-            self._units[place] = [TrialUnit(unit.cells, said(one.options)) for unit in found]
-            self._options |= dict.fromkeys(self._units[place], one.options)
-        return self._units[place]
+            found = units_of(plan, self.subject, plan.settings, [condition])
+            title = " ".join(words_of(one.options))
+            self._units[key] = [replace(unit, note=title) for unit in found]
+            self._options |= dict.fromkeys(self._units[key], one.options)
+        return self._units[key]
 
     def _ended(
         self, one: Proposal, conditions: Sequence[Condition], source_clean: float | None
     ) -> Trial:
         """Return how a trial did on some conditions.
 
-        It has a score where clean images are among them, and the source's error on these is given.
+        It has a score if clean images are among them, and the source's error on these is given.
         """
         errors: dict[Condition, float] = {}
         for condition in conditions:
@@ -344,20 +334,20 @@ class _TuningRun:
         if source_clean is None or clean is None or trial.mean is None:
             return trial
         harm = max(0.0, clean - source_clean)
-        return replace(trial, score=trial.mean + self._tuning.clean_weight * harm)
+        return replace(trial, score=trial.mean + self.tuning.clean_weight * harm)
 
-    def _left(self, trial: Trial, rest: Sequence[Condition], seen: int) -> Trial:
-        """Write down what is not measured of a trial, and return the trial."""
+    def _left(self, trial: Trial, rest: Sequence[Condition], measured: int) -> Trial:
+        """Write rows for the conditions that are left out, and return the trial."""
         reason = (
-            f"mean error {trial.mean:.2f} % after {seen} of {len(self._tuning.conditions)} "
-            f"conditions; left by the rule {self._tuning.search.prune}"
+            f"mean error {trial.mean:.2f} % after {measured} of {len(self.tuning.conditions)} "
+            f"conditions; left by the rule {self.tuning.search.prune}"
         )
         one = Proposal(trial.number, trial.options)
         for condition in rest:
             for unit in self._units_of(one, condition):
                 if not any(cell in self._outcomes for cell in unit.cells):
                     command = shlex.join(self._command(unit))
-                    self._results.add(not_measured(unit, "pruned", reason, command))
+                    self.results.add(not_measured(unit, "pruned", reason, command))
         return replace(trial, status="pruned", reason=reason)
 
     def _command(self, unit: Unit) -> list[str]:
@@ -366,37 +356,30 @@ class _TuningRun:
         Every search measures clean images and the source, so that any condition and any options of
         the method will do for these.
         """
-        bench, cell = self._tuning.benchmark, unit.cells[0]
-        options = self._options[unit] or self._tuning.space.first()
+        bench, cell = self.tuning.benchmark, unit.cells[0]
+        options = self._options[unit] or self.tuning.space.first()
         name, severity = unit.conditions[0]
         if name == CLEAN:
-            name, severity = self._tuning.conditions[0]
+            name, severity = self.tuning.conditions[0]
         own = {
             "--conditions": f"{name}:{severity}",
             "--seed": cell.seed,
             "--split": bench.split if bench.split != "train" else None,
         }
         return bench.command_again(
-            "tune", [self._tuning.space.method], own, [*words_of(options)], cell, self._results.path
+            "tune", [self.tuning.space.method], own, options, cell, self.results.path
         )
 
 
 def ranked(trials: Iterable[Trial]) -> tuple[Trial, ...]:
     """Return trials, the best first; then those that were left, and those that failed."""
-    order = ("done", "pruned", "failed")
-    nothing = math.inf
-    return tuple(
-        sorted(
-            trials,
-            key=lambda one: (
-                order.index(one.status),
-                -len(one.errors) if one.status == "pruned" else 0,
-                nothing if one.score is None else one.score,
-                nothing if one.mean is None else one.mean,
-                one.number,
-            ),
-        )
-    )
+
+    def place(one: Trial) -> tuple[float, ...]:
+        conditions = len(one.errors) if one.status == "pruned" else 0
+        numbers = (math.inf if each is None else each for each in (one.score, one.mean))
+        return (("done", "pruned", "failed").index(one.status), -conditions, *numbers, one.number)
+
+    return tuple(sorted(trials, key=place))
 
 
 def words_of(options: Options, before: str = "") -> list[str]:
@@ -409,11 +392,78 @@ def words_of(options: Options, before: str = "") -> list[str]:
     return [f"{before}{name}={toml_value(value)}" for name, value in options.items()]
 
 
-def said(options: Options) -> str:
-    """Return options for people.
+# Held-out conditions -----------------------------------------------------------------------------
+
+
+def check_held_out(conditions: Sequence[Condition]) -> None:
+    """Refuse conditions that are reported, other words, and an empty list.
 
     Example:
-        >>> said({"lr": 0.01, "steps": 2})
-        'lr=0.01 steps=2'
+        >>> check_held_out([("fog", 5)])
+        Traceback (most recent call last):
+        ttapca.errors.OptionError: Options are chosen on conditions that are not reported, ...
     """
-    return " ".join(words_of(options))
+    if not conditions:
+        raise OptionError("A search needs at least one condition, such as fog:4; found none.")
+    for name, severity in conditions:
+        if name not in CORRUPTIONS or severity not in SEVERITIES:
+            raise OptionError(
+                f"A condition is a corruption and its severity, from {SEVERITIES[0]} to "
+                f"{SEVERITIES[-1]}; found {name}:{severity}.{did_you_mean(name, CORRUPTIONS)}"
+            )
+    reported = [
+        f"{name}:{severity}"
+        for name, severity in conditions
+        if name in STANDARD and severity == paper.SEVERITY
+    ]
+    if reported:
+        raise OptionError(
+            "Options are chosen on conditions that are not reported, and severity "
+            f"{paper.SEVERITY} of the fifteen standard corruptions is; found {', '.join(reported)}."
+            f" Take a severity below {paper.SEVERITY}, or {', '.join(EXTRA)}."
+        )
+
+
+def read_conditions(words: Sequence[str]) -> tuple[Condition, ...]:
+    """Return the conditions of words such as `fog:4` or `extra:5`; refuse reported ones."""
+    found: list[Condition] = []
+    for word in words:
+        name, _, severity = word.partition(":")
+        if name == CLEAN:
+            raise OptionError(
+                "Clean images are measured beside the conditions; found `clean` among these. "
+                "Leave it out."
+            )
+        if not severity.isdecimal():
+            raise OptionError(f"A condition is NAME:SEVERITY, such as fog:4; found `{word}`.")
+        check_option("severity", int(severity), Whole(SEVERITIES[0], SEVERITIES[-1]))
+        found += [(each, int(severity)) for each in find_all([name])]
+    conditions = tuple(dict.fromkeys(found))
+    check_held_out(conditions)
+    return conditions
+
+
+def check_split(data: str, split: Split, read: Callable[[Split], Images]) -> None:
+    """Refuse test images if there are training images, and training images that are the same.
+
+    Options are to be chosen on a split of `data`; `read` returns the images of one.
+    """
+    try:
+        training = read("train")
+    except (DataNotFoundError, OptionError):
+        if split == "train":
+            raise
+        return
+    # A file, or a folder without splits, gives the same images for both.
+    single = Path(data).exists() and training.fingerprint() == read("test").fingerprint()
+    if single and split == "train":
+        raise OptionError(
+            f"Options are chosen on training images; {data} holds one set of images, which `bench` "
+            "takes for testing. Name data with a `train` folder. If there is none, say --split "
+            "test, and report on other images."
+        )
+    if not single and split == "test":
+        raise OptionError(
+            f"Options are chosen on training images if there are any; `{data}` has "
+            f"{len(training):,}, and the test images were asked for. Leave --split out."
+        )

@@ -1,8 +1,8 @@
 """How sure a mean error is, and which methods are told apart: statistics over the test images.
 
 Test images are a sample: with others, every error would be another one. All methods predict the
-same images under every corruption, so what is sampled is an image with all of its predictions. From
-its share of wrong ones follow, without drawing random numbers:
+same images under every corruption, so one draw is an image with all of its predictions. From its
+share of wrong ones follow, without drawing random numbers:
 
 - the 95 % interval of a mean error, by Student's distribution. A bootstrap over images tends to the
   same interval, because the error is a mean over images;
@@ -11,7 +11,7 @@ its share of wrong ones follow, without drawing random numbers:
   on each image could as well be exchanged. It is exact; with one prediction of each image it is
   that of McNemar's test.
 
-These intervals leave out what depends on the order of the images; several seeds show that.
+The order of the images is not in these intervals; several seeds show its effect.
 """
 
 from __future__ import annotations
@@ -29,12 +29,7 @@ VANISHED = 1e-25  # even a million of these change no p-value
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean over images, in percent.
-
-    Attributes:
-        mean: Of the images that were measured.
-        half_width: Of the 95 % interval around it.
-    """
+    """A mean over images in percent, and half the width of its 95 % interval."""
 
     mean: float
     half_width: float
@@ -98,7 +93,7 @@ class ImageTally:
 
     def above(self, other: ImageTally) -> Difference:
         """Return by how much this error lies above that of another method on the same images."""
-        # Whole numbers, also where one method was measured with more seeds than the other.
+        # Whole numbers, also if one method was measured with more seeds than the other.
         gaps = self.wrong * other.predictions - other.wrong * self.predictions
         shares = 100 * gaps / (self.predictions * other.predictions)
         return Difference(float(shares.mean()), _half_width(shares), sign_flip_p(gaps))
@@ -116,20 +111,10 @@ def _half_width(values: NDArray[np.float64]) -> float:
 
 
 def sign_flip_p(differences: NDArray[np.int64]) -> float:
-    """Return how often random signs make the sum of these differences at least as large.
+    """Return how often random signs make the sum of whole numbers at least as large: a p-value.
 
     All signs are considered, not a sample of them: the distribution of the sum is the inverse
     Fourier transform of its characteristic function, a product of cosines.
-
-    Args:
-        differences: Whole numbers, one for each image.
-
-    Returns:
-        The two-sided p-value; 1 where the sum is zero.
-
-    Example:
-        >>> round(sign_flip_p(np.array([1, 1, 1, 0, 1])), 9)  # 2 of 16 ways to choose signs
-        0.125
     """
     from scipy.fft import irfft, next_fast_len
 
@@ -156,12 +141,7 @@ def sign_flip_p(differences: NDArray[np.int64]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for their number (Holm, 1979).
-
-    Example:
-        >>> holm([0.04, 0.01, 0.5])
-        [0.08, 0.03, 0.5]
-    """
+    """Correct p-values for their number (Holm, 1979)."""
     order = np.argsort(p_values, kind="stable")
     corrected, least = [0.0] * len(p_values), 0.0
     for place, number in enumerate(order.tolist()):
@@ -182,12 +162,10 @@ def differences(tallies: Sequence[ImageTally], reference: int) -> list[Differenc
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a method stands among others on the same images.
+    """The rank of a method among others on the same images, and its error.
 
-    Attributes:
-        rank: 1 for the lowest error and for all that are not told apart from it. The lowest of the
-            others has the next rank, which it shares in the same way.
-        error: Its error.
+    The rank is 1 for the lowest error and for all that are not told apart from it. The lowest of
+    the others has the next rank, which it shares in the same way.
     """
 
     rank: int
@@ -195,13 +173,7 @@ class Standing:
 
 
 def standings(tallies: Sequence[ImageTally]) -> list[Standing]:
-    """Rank methods by their error; those that are not told apart share a rank.
-
-    Example:
-        >>> good, bad = (ImageTally(np.arange(100) % each == 0, 1) for each in (5, 2))
-        >>> [each.rank for each in standings([good, bad, good])]
-        [1, 3, 1]
-    """
+    """Rank methods by their error; methods that are not told apart share a rank."""
     errors = [tally.error for tally in tallies]
     ranks: dict[int, int] = {}
     remaining = sorted(range(len(tallies)), key=lambda number: errors[number].mean)

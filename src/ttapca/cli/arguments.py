@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from typer import Argument, Option
 
-from ttapca.benchmark.cells import SETTINGS
+from ttapca.benchmark.rows import SETTINGS
 from ttapca.cli import completion
 from ttapca.cli.console import ConsoleReporter
 from ttapca.datasets import choose, load, open_shards

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from typer import Option
 
-from ttapca.benchmark.cells import CLEAN, SETTINGS, Cell, Row, Setting
+from ttapca.benchmark.rows import CLEAN, SETTINGS, Cell, Row, Setting
 from ttapca.cli import arguments, completion
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError

@@ -16,8 +16,8 @@ from ttapca.cli.reproduce import run_and_report
 from ttapca.support.disk import make_folder
 
 if TYPE_CHECKING:
-    from ttapca.benchmark.cells import Row
     from ttapca.benchmark.demo_report import RepairedImage
+    from ttapca.benchmark.rows import Row
 
 IN_BATCHES, ONE_BY_ONE = "demo", "demo-camera"  # presets
 HEADINGS = (
@@ -47,7 +47,7 @@ def demo(
     start = time.perf_counter()
 
     # imported here because torch takes seconds to import
-    from ttapca.benchmark.inspection import one_thread
+    from ttapca.benchmark.measurement import one_thread
     from ttapca.benchmark.plan import read_preset
     from ttapca.benchmark.session import Benchmark
 

@@ -93,8 +93,8 @@ def figure(
 ) -> None:
     """Write one figure of the report as a file; SVG is for light and dark pages."""
     from ttapca.benchmark import Results
-    from ttapca.benchmark.figure_files import check_format, figure_file
     from ttapca.benchmark.figures import figures
+    from ttapca.benchmark.svg import check_format, figure_file
 
     if to is not None:
         if name is None:

@@ -45,7 +45,7 @@ def reproduce(
     It says first what differs from the paper's own setting, and how to get that. You can stop it at
     any time: the same command continues.
     """
-    from ttapca.benchmark.paper_setting import needed_for_the_papers_setting
+    from ttapca.benchmark.paper import needed_for_the_papers_setting
     from ttapca.benchmark.plan import read_preset
     from ttapca.benchmark.session import Benchmark
 

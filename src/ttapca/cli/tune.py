@@ -25,8 +25,7 @@ from ttapca.support.disk import replace_file
 from ttapca.support.progress import counted
 
 if TYPE_CHECKING:
-    from ttapca.benchmark.samplers import PrunerName, SamplerName
-    from ttapca.benchmark.search_space import Choices, Range
+    from ttapca.benchmark.search import Choices, PrunerName, Range, SamplerName
     from ttapca.benchmark.session import Benchmark
     from ttapca.benchmark.tuning import Trial, Tuned, Tuning
     from ttapca.datasets import Split
@@ -65,10 +64,8 @@ class SearchOptions:
 
     def tuning(self, method: str, benchmark: Benchmark, seed: int) -> Tuning:
         """Return the search for the best options of a method."""
-        from ttapca.benchmark.held_out import CONDITIONS, read_conditions
-        from ttapca.benchmark.samplers import Search
-        from ttapca.benchmark.search_space import SearchSpace
-        from ttapca.benchmark.tuning import Tuning
+        from ttapca.benchmark.search import Search, SearchSpace
+        from ttapca.benchmark.tuning import CONDITIONS, Tuning, read_conditions
 
         sampler, prune = cast("SamplerName", self.sampler), cast("PrunerName", self.prune)
         words = arguments.separated(self.conditions)
@@ -164,15 +161,15 @@ def tune(
 
 
 def _check_plot(to: Path) -> None:
-    from ttapca.benchmark.figure_files import check_format
+    from ttapca.benchmark.svg import check_format
 
     arguments.check_place(to, "--plot")
     check_format(to.suffix)
 
 
 def _draw(tuned: Tuned, tuning: Tuning, to: Path) -> None:
-    from ttapca.benchmark.figure_files import figure_file
-    from ttapca.benchmark.tuning_figure import tuning_figure
+    from ttapca.benchmark.figures import tuning_figure
+    from ttapca.benchmark.svg import figure_file
 
     replace_file(to, figure_file(tuning_figure(tuned, tuning.space), to.suffix))
 
@@ -193,7 +190,7 @@ def _option(word: str) -> tuple[str, Choices | Range]:
         >>> _option("lr=1e-4..0.1:log:4")
         ('lr', Range(low=0.0001, high=0.1, log=True, points=4, whole=False))
     """
-    from ttapca.benchmark.search_space import Choices, Range
+    from ttapca.benchmark.search import Choices, Range
 
     name, equals, text = (part.strip() for part in word.partition("="))
     if not (name and equals):

@@ -5,17 +5,13 @@ import io
 import json
 import math
 import re
-from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from benchmark.synthetic_rows import cell, everything, failed, paper_grid, row, write_everything
+from benchmark.synthetic_rows import cell, everything, failed, paper_grid, row
 from ttapca.benchmark.difference_tables import paper_tables
 from ttapca.benchmark.exports import export, latex, markdown
 from ttapca.benchmark.tables import ResultTable, Value, error_tables
-from ttapca.cli import app as command_line
-from ttapca.cli.terminal_tables import rich_table
 from ttapca.errors import OptionError
 
 SPECIAL = "a_b & 50 % #1 {x} ~^\\ $y | *z* <b>"
@@ -99,62 +95,3 @@ def test_latex_has_every_number_in_whole_lines_and_escapes_its_own_marks() -> No
     numbers = [value.text for value in values if value.kind == "number"]
     assert [each for each in plain if each not in ("failed", "--")] == numbers
     assert text.count(r"\begin{table*}") == len(shown) + 1  # what failed
-
-
-def test_a_table_for_a_terminal() -> None:
-    (table,) = error_tables(paper_grid())
-    shown = rich_table(table)
-    assert shown.row_count == len(table.rows)
-    assert [str(column.header) for column in shown.columns] == list(table.columns)
-    assert [column.justify for column in shown.columns][:2] == ["left", "right"]
-    assert str(next(iter(shown.columns[1].cells))) == table.rows[0][1].text
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("export")
-    write_everything(path / "results.sqlite")
-    (path / "text.sqlite").write_text("not a database, but long enough to be looked at" * 30)
-    return path
-
-
-def test_the_command(folder: Path) -> None:
-    words = ["export", str(folder / "results.sqlite"), "--format"]
-    printed = CliRunner().invoke(command_line.app, [*words, "csv"])
-    assert printed.exit_code == 0, printed.output
-    assert printed.stdout == export(everything(), "csv")
-    target = folder / "tables.md"
-    assert command_line.run([*words, "markdown", "--to", str(target)]) == 0
-    assert target.read_text() == export(everything(), "markdown")
-
-
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [("a.csv", "csv"), ("a.JSON", "json"), ("a.tex", "latex"), ("a.md", "markdown")],
-)
-def test_the_name_of_a_file_says_its_format(name: str, form: str, folder: Path) -> None:
-    words = ["export", str(folder / "results.sqlite"), "--to", str(folder / name)]
-    assert command_line.run(words) == 0
-    assert (folder / name).read_text() == export(everything(), form)
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ("export {here}/none.sqlite", 2, "no file of results"),
-        ("report {here}/none.sqlite", 2, "no file of results"),
-        ("report {here}/text.sqlite", 1, "must be a whole file of results"),
-        ("export {here}/results.sqlite --format xml", 2, "found 'xml'"),
-        ("report {here}/results.sqlite --to {here}/text.sqlite/r", 2, "no {here}/text"),
-        ("report {here}/results.sqlite --to {here}/new/r", 2, "there is no {here}/new"),
-        ("export {here}/results.sqlite --to {here}/new/x", 2, "there is no {here}/new"),
-        ("figure {here}/results.sqlite rank --to {here}/new/x", 2, "no {here}/new"),
-        ("export {here}/results.sqlite --to {here}", 2, "{here} is a folder"),
-    ],
-)
-def test_bad_calls(
-    words: str, code: int, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command_line.run(words.format(here=folder).split()) == code
-    assert message.format(here=folder) in capsys.readouterr().err
-    assert not (folder / "new").exists()

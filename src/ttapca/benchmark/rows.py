@@ -1,4 +1,4 @@
-"""One measurement: what was run (`Cell`), what came out (`Outcome`), what the filter did."""
+"""One row of results: the measurement (`Cell`), its numbers (`Outcome`), the filter's gains."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Cell:
         model: The network's name as the user gave it.
         weights: The first 16 hexadecimal digits of a SHA-256 over parameters and buffers.
         data: The data set's name, or the last part of its path.
-        corrupted: Where the corrupted images come from: `generated, seed 0`, with the
-            table of severities if it is not that of CIFAR-C; or a folder's name.
+        corrupted: Where the corrupted images come from: `generated, seed 0`, with the table of
+            severities if it is not that of CIFAR-C; or a folder's name.
         corruption: One of `ttapca.corruptions.CORRUPTIONS`, or `clean`.
         severity: 1 to 5; 0 for clean images.
         setting: How the images arrive, and when adaptation forgets.
         method: One of `ttapca.METHODS`.
-        options: The method's own options as JSON with sorted names, and what the outputs of the
-            network mean if the plan says it.
-        layer: Where the filter sits, and its name if the user brought it, or the route of its fit
-            if the plan says it; empty without a filter.
+        options: The method's own options as JSON with sorted names, and the kind of the network's
+            outputs if the plan says it.
+        layer: Where the filter sits, and its name if it was given, or the route of its fit if the
+            plan says it; empty without a filter.
         components: How many the filter has; 0 without a filter.
         batch_size: Images per batch.
         steps: Gradient steps on each batch; 0 for a method without gradients.
@@ -70,11 +70,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was measured, and on which machine.
+    """The numbers of a measurement, and the machine that made them.
 
     Attributes:
         status: `done`, `failed`, or `pruned`: `ttapca tune` left it out, because the options did
-            badly before. Only what is done has measured values.
+            badly before. Only `done` has measured values.
         reason: Why it failed or was left out; empty when done.
         error: Share of wrong predictions, in percent.
         calibration_error: Expected distance between confidence and accuracy, in percent.
@@ -89,10 +89,10 @@ class Outcome:
         versions: Of ttapca, torch, numpy and Python.
         machine: Processor, cores, threads and operating system.
         finished: When, as ISO time in UTC.
-        command: The command that measures it again; empty where there is none.
+        command: The command that measures it again; empty if there is none.
         correct: Whether each image was predicted right: one bit for each image, in the order of the
-            test images and not of the stream, as `numpy.packbits` packs them. Empty where it is not
-            known: the run failed, or an earlier ttapca wrote the row.
+            test images and not of the stream, as `numpy.packbits` packs them. Empty if the run
+            failed, or an earlier ttapca wrote the row.
     """
 
     status: Status
@@ -116,7 +116,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a file of results: what was run, and what came out."""
+    """One row of a file of results: a measurement and its numbers."""
 
     cell: Cell
     outcome: Outcome
@@ -132,15 +132,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a filter did during one measurement.
+    """Spectrum, gains and pictures of a filter during one measurement.
 
     Attributes:
         cell: The measurement; its method has a filter.
         source_spectrum: Standard deviation of each component on source data, largest first.
         test_spectrum: The same for the first images of the stream.
-        gains: After the last batch; their mean where every image has its own.
+        gains: After the last batch; their mean if every image has its own.
         before: Up to six images of the first batch, as PNG.
-        after: The same images after the filter; empty where it does not act on images.
+        after: The same images after the filter; empty if it does not act on images.
     """
 
     cell: Cell
@@ -156,8 +156,7 @@ class ClassLabels:
     """The true classes of the test images of a data set, in the order of `Outcome.correct`.
 
     Attributes:
-        data: As `Cell.data` names the data set. There is one set of labels for it and each number
-            of images.
+        data: As `Cell.data` names the data set.
         names: Of the classes.
         numbers: The class of each image, as its place in `names`.
     """
@@ -168,21 +167,18 @@ class ClassLabels:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """That a name in a `Cell` stands for one thing, in one file of results; see `claims.py`.
+class Fingerprint:
+    """The content that a name in a `Cell` stands for, in one file of results.
 
-    Attributes:
-        key: The name, with whatever else a `Cell` tells such things apart by.
-        images: How many of them are measured; 0 for what is no set of images.
-        fingerprint: Tells it from others.
-        kind: What it is, for an error.
-        others: What the file has in its place, for an error.
-        renamed: What can be given another name instead, for an error.
+    A `Cell` has the last part of a path. A folder may get other content, or another one may have
+    the same name; its numbers would be taken for the measured ones.
+
     """
 
-    key: str
-    images: int
-    fingerprint: str
+    key: str  # the name, with all else by which a `Cell` tells such things apart
+    images: int  # 0 if it is no set of images
+    digest: str
+    # Words for an error: images or filter, the measurements in the file, the thing to rename.
     kind: str
     others: str
     renamed: str

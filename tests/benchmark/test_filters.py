@@ -1,17 +1,22 @@
-"""The filter that ships with the network of the demo, and who takes it."""
+"""Filters that ship, and filters that are fitted once and kept."""
 
 from __future__ import annotations
 
+import re
 import shlex
+import threading
 from pathlib import Path
 
 import pytest
 
 import ttapca
+from benchmark.worlds import Recorder, small_subject
 from ttapca import networks
 from ttapca.benchmark import Benchmark, Plan
+from ttapca.benchmark.filters import kept_filter
 from ttapca.benchmark.network_source import NetworkSource
 from ttapca.errors import DataNotFoundError
+from ttapca.fitting.fitted_filter import FittedFilter
 
 NAME = "cifar10-resnet20"
 PLAN = Plan(
@@ -63,3 +68,32 @@ def test_what_it_does_not_fit_asks_for_training_images(
 ) -> None:
     with pytest.raises(DataNotFoundError, match="`cifar10-500` has test images only"):
         Benchmark(plan, network).run(tmp_path / "r.sqlite")
+
+
+def test_two_processes_fit_one_filter(tmp_path: Path) -> None:
+    """The second waits for the first, and loads what it has kept."""
+    folder, fits, notes = tmp_path / "filters" / "one", [], Recorder()
+    waits, found = threading.Event(), []
+    fitted = small_subject().fitted
+    assert fitted is not None
+
+    class Second(Recorder):
+        def note(self, text: str) -> None:
+            super().note(text)
+            waits.set()
+
+    later = Second()
+    second = threading.Thread(target=lambda: found.append(kept_filter(folder, fit, later)))
+
+    def fit() -> FittedFilter:
+        fits.append(1)
+        if len(fits) == 1:
+            second.start()
+            assert waits.wait(600)
+        return fitted
+
+    found.append(kept_filter(folder, fit, notes))
+    second.join()
+    assert (len(fits), len(found), notes.notes) == (1, 2, [])
+    assert re.match(r"another process fits this filter \(process \d+ on", later.notes[0])
+    assert [path.name for path in folder.parent.iterdir()] == ["one"]

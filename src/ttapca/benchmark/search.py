@@ -1,0 +1,384 @@
+"""The options that a search tries: their values, and the samplers that propose them.
+
+Samplers work in generations: they propose some trials, are told the scores, and propose others.
+Their proposals depend on the seed and on the scores, never on the number of processes or on their
+speed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from ttapca._checks import Maybe, OneOf, Whole, check_option
+from ttapca.benchmark.plan import check_method_options
+from ttapca.errors import OptionError
+from ttapca.methods.method import registration
+
+Options = dict[str, Any]  # of a method, by name
+SamplerName = Literal["grid", "random", "tpe"]
+PrunerName = Literal["median", "halving"]
+
+MOST_COMBINATIONS = 10_000
+DIGITS = 4  # of a number that was drawn: more would say nothing, and be hard to read
+MOST_DRAWS = 100  # for each trial, until all of them differ
+NOT_PLAIN = ("filter", "source", "head", "split", "seed")  # objects, or values of the plan
+TRIALS = 30
+GENERATION = 5  # trials that are proposed before any of them is told
+STARTUP = 2 * GENERATION  # trials that TPE draws at random before it models anything
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Some values.
+
+    Example:
+        >>> Choices((1, 2, 4)).grid("steps")
+        (1, 2, 4)
+    """
+
+    values: tuple[Any, ...]
+
+    @property
+    def count(self) -> int | None:
+        """How many values there are."""
+        return len(self.values)
+
+    def grid(self, name: str) -> tuple[Any, ...]:
+        """Return all values."""
+        del name
+        return self.values
+
+    def draw(self, random: np.random.Generator) -> Any:
+        """Return one of the values, each equally likely."""
+        return self.values[int(random.integers(len(self.values)))]
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers from one to another.
+
+    Attributes:
+        low: The lowest.
+        high: The highest.
+        log: Whether numbers are spaced evenly by their logarithm.
+        points: How many of them a grid has; None if it is not for a grid. Whole numbers that are
+            not spaced by their logarithm need none.
+        whole: Whether only whole numbers are meant; `SearchSpace` sets it by the method's rule.
+
+    Example:
+        >>> Range(0.001, 0.1, log=True, points=3).grid("lr")
+        (0.001, 0.01, 0.1)
+        >>> Range(1, 4, whole=True).grid("steps")
+        (1, 2, 3, 4)
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    points: int | None = None
+    whole: bool = False
+
+    @property
+    def count(self) -> int | None:
+        """How many numbers there are; None if they cannot be counted."""
+        return int(self.high - self.low) + 1 if self.whole else None
+
+    def grid(self, name: str) -> tuple[Any, ...]:
+        """Return numbers from one end to the other; raise `OptionError` without `points`."""
+        points = self.points
+        if points is None and not self.log:
+            points = self.count
+        if points is None:
+            log = ":log" if self.log else ""
+            raise OptionError(
+                f"A grid needs the values of `{name}`; found a range. Say how many points it has, "
+                f"such as {name}={self.low:g}..{self.high:g}{log}:5, or take the sampler tpe."
+            )
+        shares = np.linspace(0, 1, points) if points > 1 else np.zeros(1)
+        return tuple(dict.fromkeys(self.at(float(share)) for share in shares))
+
+    def draw(self, random: np.random.Generator) -> float:
+        """Return one of the numbers."""
+        return self.at(float(random.random()))
+
+    def at(self, share: float) -> float:
+        """Return the number that is this share of the way from one end to the other."""
+        if self.log:
+            return self.rounded(self.low * (self.high / self.low) ** share)
+        return self.rounded(self.low + (self.high - self.low) * share)
+
+    def rounded(self, value: float) -> float:
+        """Return a number with few digits, within the range."""
+        short: float = round(value) if self.whole else float(f"{value:.{DIGITS}g}")
+        return min(max(short, self.low), self.high)
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """Values of some options of a method.
+
+    Args:
+        method: Its name.
+        options: For each option the values that may be tried; others keep their defaults.
+
+    Raises:
+        OptionError: The method has no such option, or none at all; a value breaks the option's
+            rule; or there are no values.
+
+    Example:
+        >>> space = SearchSpace("tent", {"lr": Range(1e-4, 1e-2, log=True, points=3),
+        ...                              "steps": Choices((1, 2))})
+        >>> len(space.grid()), space.grid()[1]
+        (6, {'lr': 0.0001, 'steps': 2})
+        >>> SearchSpace("tent", {"steps": Choices((0,))})
+        Traceback (most recent call last):
+        ttapca.errors.OptionError: A search: `method.tent.steps` must be a whole number from 1 on...
+    """
+
+    method: str
+    options: Mapping[str, Choices | Range]
+
+    def __post_init__(self) -> None:
+        """Compare the values with the rules that the method declares."""
+        known = [name for name in registration(self.method).options if name not in NOT_PLAIN]
+        if not known:
+            raise OptionError(
+                f"A search chooses options of a method; `{self.method}` has none that are plain "
+                "values. Name another method; `ttapca methods` lists them."
+            )
+        if not self.options:
+            raise OptionError(
+                f"A search needs at least one option to choose; found none. `{self.method}` has "
+                f"{', '.join(known)}: give values, such as {known[-1]}=VALUE,VALUE or LOW..HIGH."
+            )
+        checked = {name: self._checked(name, each) for name, each in self.options.items()}
+        object.__setattr__(self, "options", checked)
+
+    def _checked(self, name: str, values: Choices | Range) -> Choices | Range:
+        if isinstance(values, Choices):
+            for value in values.values:
+                self._check(name, value)
+            if not values.values:
+                raise OptionError(f"`{name}` needs at least one value to try; found none.")
+            return values
+        if not values.low < values.high or (values.log and values.low <= 0):
+            raise OptionError(
+                "A range goes from a number above 0, if it is logarithmic, to a higher one; that "
+                f"of `{name}` goes from {values.low:g} to {values.high:g}."
+            )
+        if values.points is not None and values.points < 1:
+            raise OptionError(
+                f"A grid of `{name}` must have at least one point; found {values.points}."
+            )
+        for end in (values.low, values.high):
+            self._check(name, end)
+        try:
+            self._check(name, math.nextafter(values.high, values.low))
+        except OptionError:  # the option refuses numbers between whole ones
+            return replace(values, whole=True)
+        return replace(values, whole=False)
+
+    def _check(self, name: str, value: Any) -> None:
+        if name == "seed":
+            raise OptionError(
+                "A search chooses what makes a method better, not what chance makes of it; found "
+                "`seed` among the options. Leave it out."
+            )
+        check_method_options(self.method, {name: value}, "A search")
+
+    @property
+    def size(self) -> int | None:
+        """How many combinations there are; None if they cannot be counted."""
+        counts = [each.count for each in self.options.values()]
+        known = [count for count in counts if count is not None]
+        return math.prod(known) if len(known) == len(counts) else None
+
+    def grid(self) -> list[Options]:
+        """Return all combinations; those of the last option are next to one another."""
+        values = {name: each.grid(name) for name, each in self.options.items()}
+        count = math.prod(map(len, values.values()))
+        if count > MOST_COMBINATIONS:
+            raise OptionError(
+                f"A grid has at most {MOST_COMBINATIONS:,} combinations; found {count:,}. Give "
+                "fewer values, or take the sampler random or tpe."
+            )
+        return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
+
+    def drawn(self, count: int, seed: int) -> list[Options]:
+        """Return different combinations that are drawn at random."""
+        if self.size is not None and self.size < count:
+            raise OptionError(
+                f"{count:,} trials cannot all differ: there are {self.size:,} combinations. Ask "
+                "for fewer, or take the sampler grid, which tries all of them."
+            )
+        random = np.random.default_rng(seed)
+        found: dict[str, Options] = {}
+        for _ in range(MOST_DRAWS * count):
+            one = {name: each.draw(random) for name, each in self.options.items()}
+            found.setdefault(repr(one), one)
+            if len(found) == count:
+                break
+        return list(found.values())
+
+    def first(self) -> Options:
+        """Return the first value of every option."""
+        return {
+            name: each.low if isinstance(each, Range) else each.values[0]
+            for name, each in self.options.items()
+        }
+
+
+@dataclass(frozen=True)
+class Search:
+    """How values are chosen.
+
+    Attributes:
+        sampler: `grid` for all combinations, `random`, or `tpe` (Optuna's tree of Parzen
+            estimators); None for a grid if the space has one, else for `tpe`.
+        trials: How many combinations are tried, 30 by default; a grid has all of them.
+        prune: Whether bad trials are left early: `median` if the mean error so far is above the
+            median of finished trials; `halving` for successive halving.
+        seed: Of the sampler.
+
+    Raises:
+        OptionError: A value makes no sense.
+    """
+
+    sampler: SamplerName | None = None
+    trials: int | None = None
+    prune: PrunerName | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_option("sampler", self.sampler, Maybe(OneOf(get_args(SamplerName))))
+        check_option("trials", self.trials, Maybe(Whole(1, 100_000)))
+        check_option("prune", self.prune, Maybe(OneOf(get_args(PrunerName))))
+        check_option("seed", self.seed, Whole(0, 2**32 - 1))
+
+    def named(self, space: SearchSpace) -> SamplerName:
+        """Return which sampler it is for a space."""
+        if self.sampler is not None:
+            return self.sampler
+        ranges = [each for each in space.options.values() if isinstance(each, Range)]
+        return "tpe" if any(each.points is None for each in ranges) else "grid"
+
+    def sampler_of(self, space: SearchSpace) -> Sampler:
+        """Return the sampler for a space.
+
+        Raises:
+            OptionError: The space has no grid, or `trials` would have no effect.
+            ModuleNotFoundError: Optuna is needed for it and not installed (extra `tune`).
+        """
+        kind, trials = self.named(space), self.trials or TRIALS
+        if kind == "grid" and self.trials is not None:
+            raise OptionError(
+                "`trials=` would have no effect: a grid tries all combinations. Leave it out, or "
+                "take the sampler random or tpe."
+            )
+        if kind == "tpe":
+            return Sampler(space, trials, self.seed, self.prune)
+        listed = space.grid() if kind == "grid" else space.drawn(trials, self.seed)
+        return Sampler(space, len(listed), self.seed, self.prune, listed)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A trial that a sampler proposes; trials are numbered from 0."""
+
+    number: int
+    options: Options
+
+
+class Sampler:
+    """Proposes options in generations: the ones of a list, or else the ones of Optuna's TPE.
+
+    Optuna also says which trials to leave, if there is a rule for it. Within a generation, TPE
+    takes proposals without a score for bad (a constant liar), so that trials differ.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        trials: int,
+        seed: int = 0,
+        prune: PrunerName | None = None,
+        listed: Sequence[Options] | None = None,
+    ) -> None:
+        self.total, self.prunes = trials, prune is not None
+        self._space, self._listed = space, listed
+        self._study: Any = None if listed and not prune else _study(seed, prune)
+        self._trials: list[Any] = []  # of Optuna, by number
+        self._asked = 0
+
+    def ask(self) -> list[Proposal]:
+        """Return the next generation; an empty list when all trials were proposed."""
+        first = self._asked
+        self._asked = min(first + GENERATION if self._study else self.total, self.total)
+        return [self._next(number) for number in range(first, self._asked)]
+
+    def _next(self, number: int) -> Proposal:
+        distributions = None if self._listed else _distributions(self._space)
+        if self._study:
+            self._trials.append(self._study.ask(distributions))
+        if self._listed:
+            return Proposal(number, self._listed[number])
+        options = {}
+        for name, each in self._space.options.items():
+            found = self._trials[number].params[name]
+            options[name] = each.rounded(found) if isinstance(each, Range) else each.values[found]
+        return Proposal(number, options)
+
+    def leaves(self, proposal: Proposal, stage: int, mean: float) -> bool:
+        """Return whether to leave a trial after a stage, given its mean error so far."""
+        trial = self._trials[proposal.number]
+        trial.report(mean, stage)
+        if trial.should_prune():
+            self._end(proposal, "PRUNED")
+            return True
+        return False
+
+    def tell(self, proposal: Proposal, score: float | None) -> None:
+        """Receive the score of a trial that ended; None if it failed."""
+        if self._study:
+            self._end(proposal, "FAIL" if score is None else "COMPLETE", score)
+
+    def _end(self, proposal: Proposal, state: str, score: float | None = None) -> None:
+        from optuna.trial import TrialState
+
+        self._study.tell(self._trials[proposal.number], score, state=TrialState[state])
+
+
+def _study(seed: int, prune: PrunerName | None) -> Any:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(
+        seed=seed, n_startup_trials=STARTUP, multivariate=True, constant_liar=True
+    )
+    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
+    if prune == "median":
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=GENERATION)
+    elif prune == "halving":
+        pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
+    return optuna.create_study(sampler=sampler, pruner=pruner)
+
+
+def _distributions(space: SearchSpace) -> dict[str, Any]:
+    from optuna import distributions as kinds
+
+    found: dict[str, Any] = {}
+    for name, each in space.options.items():
+        if isinstance(each, Choices):  # by their places: values may be lists
+            found[name] = kinds.CategoricalDistribution(range(len(each.values)))
+        elif each.whole:
+            found[name] = kinds.IntDistribution(int(each.low), int(each.high), log=each.log)
+        else:
+            found[name] = kinds.FloatDistribution(each.low, each.high, log=each.log)
+    return found

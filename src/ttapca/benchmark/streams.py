@@ -1,0 +1,99 @@
+"""Orders of arrival: in which order a setting shows the images, and when adaptation forgets.
+
+`docs/bench.md` has a table of the settings.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttapca.adaptation.adapter import Forgetting
+from ttapca.benchmark.rows import CHANGE_EVERY, Setting
+
+FORGETTING: dict[Setting, Forgetting] = {
+    "episodic": "episodic",
+    "episodic-sorted": "episodic",
+    "online": "online",
+    "correlated": "online",
+    "dirichlet-0.1": "online",
+    "dirichlet-1": "online",
+    "continual": "continual",
+    "changing": "continual",
+    "mixed": "continual",
+}
+SORTED = ("correlated", "episodic-sorted")
+CONCENTRATIONS: dict[Setting, float] = {"dirichlet-0.1": 0.1, "dirichlet-1": 1.0}
+MOST_STRETCHES = 100  # as in RoTTA's code
+
+
+def segments(
+    setting: Setting, labels: NDArray[np.int64], corruptions: int, seed: int
+) -> list[NDArray[np.int64]]:
+    """Return the order in which images arrive, in segments; adaptation may forget between them.
+
+    Args:
+        setting: How the images arrive.
+        labels: Of the clean images; every corruption has the same.
+        corruptions: How many there are; 1 unless the setting joins them.
+        seed: For the order.
+
+    Returns:
+        For each segment the numbers of its images. The images of the second corruption are
+        numbered after those of the first, and so on.
+
+    Example:
+        >>> labels = np.array([0, 1, 0, 1])
+        >>> labels[segments("correlated", labels, 1, seed=0)[0]]
+        array([1, 1, 0, 0])
+        >>> [sorted(part.tolist()) for part in segments("continual", labels, 2, seed=0)]
+        [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+    random = np.random.default_rng(seed)
+    count = len(labels)
+    if setting == "mixed":
+        return [random.permutation(corruptions * count)]
+    order = random.permutation(count)
+    if setting in SORTED:  # classes in a random order, and the images of each class too
+        place = random.permutation(int(labels.max()) + 1)
+        order = order[np.argsort(place[labels[order]], kind="stable")]
+    elif setting in CONCENTRATIONS:
+        stretches = dirichlet_stretches(labels[order], CONCENTRATIONS[setting], random)
+        order = order[np.concatenate(stretches)]
+    elif setting == "changing":  # one stream, so that a batch may hold the end of a corruption
+        turns = np.split(order, range(CHANGE_EVERY, count, CHANGE_EVERY))
+        return [np.concatenate([part + n * count for part in turns for n in range(corruptions)])]
+    return [order + number * count for number in range(corruptions)]
+
+
+def dirichlet_stretches(
+    labels: NDArray[np.int64], concentration: float, random: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """Divide images into stretches of a stream, with classes that come and go.
+
+    There are as many stretches as classes, but at most 100. Each class is distributed over the
+    stretches in shares from a symmetric Dirichlet distribution; within a stretch, its classes come
+    one after another, in a random order. This is the order of NOTE (Gong et al., 2022) as the code
+    of RoTTA (Yuan et al., 2023) makes it.
+
+    The result has the places of the images in `labels`, for each stretch; it may be empty. The
+    lower the concentration, the fewer stretches a class is found in.
+
+    Example:
+        >>> labels = np.repeat([0, 1], 4)
+        >>> parts = dirichlet_stretches(labels, 1.0, np.random.default_rng(0))
+        >>> [labels[part].tolist() for part in parts]
+        [[0, 1, 1, 1], [1, 0, 0, 0]]
+    """
+    classes, own = np.unique(labels, return_inverse=True)
+    count = min(len(classes), MOST_STRETCHES)
+    shares = random.dirichlet(np.full(count, concentration), len(classes))  # (classes, stretches)
+    turns = np.tile(np.arange(len(classes)), (count, 1))
+    turns = random.permuted(turns, axis=1)  # (stretches, classes): when each class has its turn
+    stretch = np.empty_like(own)
+    for number, share in enumerate(shares):
+        images = np.flatnonzero(own == number)
+        ends = np.floor(share.cumsum()[:-1] * len(images))  # of all stretches but the last
+        stretch[images] = np.searchsorted(ends, np.arange(len(images)), side="right")
+    order = np.lexsort((turns[stretch, own], stretch))  # by stretch, then by turn; it is stable
+    return np.split(order, np.searchsorted(stretch[order], np.arange(1, count)))
