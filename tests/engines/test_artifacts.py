@@ -19,6 +19,7 @@ from ttapca.datasets import read_digits
 from ttapca.engines import artifacts
 from ttapca.engines.artifacts import (
     MAPPED_FROM,
+    MOST_OPEN,
     folder_beside,
     forget,
     keep_files_in,
@@ -30,7 +31,6 @@ from ttapca.errors import DataNotFoundError, EngineError
 @pytest.fixture(autouse=True)
 def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "_worker_folders", [])
-    monkeypatch.setattr(artifacts, "_open", type(artifacts._open)())
 
 
 def test_content_survives_writing_and_opening(tmp_path: Path) -> None:
@@ -54,9 +54,11 @@ def test_content_survives_writing_and_opening(tmp_path: Path) -> None:
         assert torch.equal(one, other)
         assert one.stride() == other.stride()
     assert torch.equal(found["filter"].singular_values_, subject.fitted.singular_values_)
-    # Whoever writes has a copy of the page; the file stays as it was.
+    # A write goes into a copy of the page; the file stays as it was.
     found["arrays"][0][:] = -1
-    artifacts._open.clear()
+    again = write_artifact(content, tmp_path, "all sorts")
+    assert again.open() is found
+    forget(again)
     again = write_artifact(content, tmp_path, "all sorts")
     np.testing.assert_array_equal(again.open()["arrays"][0], large)
 
@@ -103,7 +105,7 @@ def test_a_part_is_a_artifact_of_its_own(tmp_path: Path) -> None:
 def test_where_a_worker_looks(tmp_path: Path) -> None:
     artifact = write_artifact([1, 2], tmp_path, "numbers", fallback=lambda: [3])
     assert folder_beside(artifact).parent == tmp_path
-    away = dataclasses.replace(artifact, folder="/nowhere")
+    away = dataclasses.replace(artifact, folder=Path("/nowhere"))
     assert away.file() is None
     assert away.open() == [3]
     own = tmp_path / "worker"
@@ -127,9 +129,9 @@ def test_content_that_cannot_be_pickled(tmp_path: Path) -> None:
         write_artifact({"network": (number for number in [1])}, tmp_path, "the network")
 
 
-def test_only_some_artifacts_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifacts, "MOST_OPEN", 2)
-    first, *others = (write_artifact([number], tmp_path, "a number") for number in range(3))
+def test_only_some_artifacts_stay_open(tmp_path: Path) -> None:
+    numbers = range(MOST_OPEN + 1)
+    first, *others = (write_artifact([number], tmp_path, "a number") for number in numbers)
     kept = first.open()
     assert first.open() is kept
     for other in others:

@@ -43,15 +43,15 @@ class Notes:
             self.told.append(task)
 
 
-class Elsewhere(SerialEngine):
+class Pretended(SerialEngine):
     """Everything as if it were sent, and nothing is."""
 
-    elsewhere = True
+    remote = True
     workers = 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [JoblibEngine(2), Elsewhere()], ids=["processes", "sent"])
+@pytest.mark.parametrize("engine", [JoblibEngine(2), Pretended()], ids=["processes", "sent"])
 def test_the_same_rows_from_workers_some_of_which_die(engine: Engine, tmp_path: Path) -> None:
     usual = Plan(
         methods=("bn", "wiener"),

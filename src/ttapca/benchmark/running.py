@@ -15,7 +15,7 @@ from ttapca.benchmark.measurement import Written, failure, run_unit
 from ttapca.benchmark.plan import Unit
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.subject import Subject
-from ttapca.engines.engine import Engine, Finished, Lost, SerialEngine
+from ttapca.engines import Engine, Finished, Lost, SerialEngine
 from ttapca.support.progress import Reporter, Silent, counted
 
 Endings = Generator[Finished[Assignment, Written] | Lost[Assignment], None, None]
@@ -71,7 +71,7 @@ def run(
             classes = tuple(clean.labels.tolist())
             results.add_labels(ClassLabels(todo[0].cells[0].data, clean.class_names, classes))
         engine = engine or SerialEngine()
-        elsewhere = engine.elsewhere and bool(todo)
+        elsewhere = engine.remote and bool(todo)
         if announce:
             _announce(reporter, todo, units, results)
         if elsewhere:

@@ -32,7 +32,7 @@ from ttapca.benchmark.subject import (
     choose_measured,
 )
 from ttapca.datasets import CIFAR10_500, FROST, Choice, Images, Split, TensorBatches, choose, load
-from ttapca.engines.engine import Engine, engine_of
+from ttapca.engines import Engine, engine_of
 from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.networks.evaluation import predict_all
@@ -154,7 +154,7 @@ class Benchmark:
             check_shape(subject)
             if self._saved_filter is not None:
                 subject.claims += (filter_claim(subject, Path(self._saved_filter)),)
-        if engine.elsewhere:
+        if engine.remote:
             subject.source.again = self._again(subject.source)
         if self.plan.images is not None:
             self.reporter.note(f"{self._chosen.selection} of `{self._data_name}`")

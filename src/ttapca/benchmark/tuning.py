@@ -31,7 +31,7 @@ from ttapca.benchmark.search_space import Options, SearchSpace
 from ttapca.benchmark.session import Benchmark, toml_value
 from ttapca.benchmark.subject import Condition, Subject
 from ttapca.datasets import Split
-from ttapca.engines.engine import Engine, engine_of
+from ttapca.engines import Engine, engine_of
 from ttapca.errors import OptionError
 
 SOURCE = "source"
