@@ -15,7 +15,7 @@ from ttapca.benchmark.difference_tables import paper_tables
 from ttapca.benchmark.exports import export, latex, markdown
 from ttapca.benchmark.tables import ResultTable, Value, error_tables
 from ttapca.cli import app as command_line
-from ttapca.cli.terminal_tables import rich_table
+from ttapca.cli.console import rich_table
 from ttapca.errors import OptionError
 
 SPECIAL = "a_b & 50 % #1 {x} ~^\\ $y | *z* <b>"

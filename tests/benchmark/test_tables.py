@@ -40,7 +40,7 @@ from ttapca.benchmark.tables import (
     failure_table,
     setting_tables,
 )
-from ttapca.cli.terminal_tables import print_table
+from ttapca.cli.console import print_table
 from ttapca.corruptions import STANDARD
 
 

@@ -169,7 +169,7 @@ def test_what_the_outputs_mean(place: Path, pictures, command) -> None:
     assert [each.classes_ is None for each in filters] == [True, False]
     labels = words.replace("own:one", "own:classes").replace("r.sqlite", "l.sqlite")
     told = command(f"{labels} --outputs multilabel", 1).err
-    assert "lame  batch 20  FAILED: OptionError: This method is for classes that exclude" in told
+    assert "lame  batch 20  FAILED: OptionError: `LAME` serves outputs of the kind" in told
     found = [row.outcome.status for row in rows_of("l.sqlite")]
     assert found == ["done", "done", "failed"]
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from serving.scripted_server import INFO, Asked, Reply, prediction, refusal, scripted
 from ttapca.cli import feed as feed_command
-from ttapca.cli.feed import _lines
+from ttapca.cli.feed import now_table
 from ttapca.serving import feeding
 from ttapca.serving.feed_schedule import parse_schedule
 from ttapca.serving.feeding import FedStream, Feeder, StreamPlan
@@ -153,7 +153,7 @@ def test_what_a_line_says() -> None:
     late.current.add(images=40, right=10, adapted=0)  # type: ignore[union-attr]
     late.health = {"shift": 0.987, "shifted": True, "mode": "shadow", "shifted_since": 3}
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(_lines([early, late]))
+    console.print(now_table([early, late]))
     console.file.close()
     first, second = console.export_text().splitlines()[1:]
     assert "begins 5 s after the first" in first

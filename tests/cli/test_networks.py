@@ -410,7 +410,7 @@ def test_what_the_outputs_mean(place: Path, pictures, command) -> None:
         (
             "eval own:classes --outputs multilabel --method shot",
             2,
-            "of --outputs multilabel do not",
+            "found --outputs multilabel. Choose a method that serves",
         ),
     ],
 )

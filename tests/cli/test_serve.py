@@ -20,7 +20,7 @@ from torch import nn
 import ttapca
 from ttapca import networks
 from ttapca.benchmark import NetworkSource
-from ttapca.cli.served_network import ServedNetwork, _described_names
+from ttapca.cli.serve import picture_size, stated_names
 from ttapca.datasets import TensorBatches, read_digits
 from ttapca.datasets.pictures import PictureSize
 from ttapca.errors import OptionError
@@ -208,28 +208,16 @@ def test_a_mistake_has_a_reason_and_a_code(
     assert served == []
 
 
-@pytest.mark.parametrize(
-    ("shape", "shorter_side", "expected"),
-    [
-        ((3, 8, 8), None, PictureSize(8, 12)),  # as its files say
-        ((3, 8, 8), 20, PictureSize(8, 20)),
-    ],
-)
-def test_a_network_from_a_hub_says_its_size_and_its_classes(
-    shape: tuple[int, ...], shorter_side: int | None, expected: PictureSize
-) -> None:
+def test_a_network_from_a_hub_says_its_size_and_its_classes() -> None:
     inner = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
-    normalisation = networks.Normalisation((0.0,), (1.0,))
-    size = PictureSize(8, 12)
-    network = HubNetwork(inner, 2, normalisation, shape, size, ("cat", "dog"))
-    assert _described_names(NetworkSource("hf:cats"), network) == ("cat", "dog")
-    served = ServedNetwork("hf:cats", network, None, ())  # type: ignore[arg-type]
-    assert served.picture_size(shape, shorter_side) == expected
-    with pytest.raises(
-        OptionError,
-        match="take square pictures, of which the centre is cut out; this one takes 3 x 8",
-    ):
-        served.picture_size((3, 8, 9), 20)
+    normalisation, shape = networks.Normalisation((0.0,), (1.0,)), (3, 8, 8)
+    network = HubNetwork(inner, 2, normalisation, shape, PictureSize(8, 12), ("cat", "dog"))
+    assert stated_names(NetworkSource("hf:cats"), network) == ("cat", "dog")
+    assert picture_size(network, shape, None) == PictureSize(8, 12)  # as its files say
+    assert picture_size(network, shape, 20) == PictureSize(8, 20)
+    said = "take square pictures, of which the centre is cut out; this one takes 3 x 8"
+    with pytest.raises(OptionError, match=said):
+        picture_size(network, (3, 8, 9), 20)
 
 
 def test_a_port_in_use_is_said(
@@ -252,7 +240,7 @@ def test_a_file_of_something_else_keeps_no_streams(
 def test_a_service_needs_no_packages_for_corrupted_images() -> None:
     program = """
 import sys
-from ttapca.cli import app, served_network
+from ttapca.cli import app
 from ttapca.benchmark.network_source import NetworkSource, fingerprint
 from ttapca.benchmark.filters import usual_fit
 from ttapca.serving import http_server, metrics, pool, rendering, service, stream_store

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
@@ -36,15 +36,21 @@ SIDE = re.compile(r"0*[1-9]\d{0,8}", re.ASCII)  # of an image, or its channels
 
 DATA = "cifar10, cifar100, cifar10-500, digits, or a path to images."
 MODEL = "A packaged network, a file of weights, hf:NAME, timm:NAME, or package.module:factory."
+MODEL_NAME = {"metavar": "MODEL", "autocompletion": completion.networks}
 ORDER = "auto (shuffled if stored class by class), shuffled, sorted or stored."
 NORMALISE = "Normalisation, if the file states none: none, half, cifar10, imagenet, ..."
 EPS = "What norms add to variances (default: as usual for the network); 1e-3 from Keras."
-ANY_SIZE = "Let it take images of another size than it is known for."
+ROUTE = (
+    "auto, pca, dct (cosines), or one of the ways to PCA: folded, exact, gram, randomised. auto "
+    "takes cosines of images with more than 1,024 numbers."
+)
+OUTPUTS = "What outputs mean: multiclass, binary, multilabel"
+
 DataArgument = Annotated[
-    str, Argument(metavar="DATA", help=DATA, autocompletion=completion.data_set)
+    str, Argument(metavar="DATA", help=DATA, autocompletion=completion.data_sets)
 ]
 DataOption = Annotated[
-    str | None, Option(metavar="DATA", help=DATA, autocompletion=completion.data_set)
+    str | None, Option(metavar="DATA", help=DATA, autocompletion=completion.data_sets)
 ]
 DataFolder = Annotated[
     Path | None,
@@ -66,6 +72,10 @@ EngineOption = Annotated[
     str | None,
     Option("--engine", metavar="ENGINE", help="dask://HOST:PORT: share it among machines."),
 ]
+ResultsFile = Annotated[
+    Path, Option(metavar="FILE", help="The results file; an unfinished one is continued.")
+]
+RetryFailed = Annotated[bool, Option("--retry-failed", help="Repeat what failed.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 InputShape = Annotated[
     str | None,
@@ -78,19 +88,9 @@ LayerOption = Annotated[
     str | None,
     Option(metavar="NAME", help="Layer of the filter (default: as `ttapca layers` recommends)."),
 ]
-ROUTE = (
-    "auto, pca, dct (cosines), or one of the ways to PCA: folded, exact, gram, randomised. auto "
-    "takes cosines of images with more than 1,024 numbers."
-)
-RouteOption = Annotated[str, Option(metavar="NAME", help=ROUTE)]
-OUTPUTS = "What outputs mean: multiclass, binary, multilabel"
-FitOutputsOption = Annotated[
-    str | None,
-    Option("--outputs", metavar="KIND", help=f"{OUTPUTS} or regression (default: by their shape)."),
-]
+RouteOption = Annotated[str | None, Option(metavar="NAME", help=ROUTE)]
 OutputsOption = Annotated[
-    str | None,
-    Option("--outputs", metavar="KIND", help=f"{OUTPUTS} (default: by their shape)."),
+    str | None, Option("--outputs", metavar="KIND", help=f"{OUTPUTS} (default: by their shape).")
 ]
 FilterOption = Annotated[
     Path | None,
@@ -102,17 +102,9 @@ FilterOption = Annotated[
 class ModelOptions:
     """Options that name a network."""
 
-    model: Annotated[
-        str | None, Argument(metavar="MODEL", help=MODEL, autocompletion=completion.network)
-    ] = None
+    model: Annotated[str | None, Argument(help=MODEL, **MODEL_NAME)] = None
     model_option: Annotated[
-        str | None,
-        Option(
-            "--model",
-            metavar="MODEL",
-            help="Another way to give MODEL.",
-            autocompletion=completion.network,
-        ),
+        str | None, Option("--model", help="Another way to give MODEL.", **MODEL_NAME)
     ] = None
     weights: Annotated[
         Path | None,
@@ -134,11 +126,7 @@ class ModelOptions:
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.insert(0, here)
-        return NetworkSource(name, self.weights, self.architecture, self.normalisation())
-
-    def normalisation(self) -> str | Normalisation | None:
-        """Return the stated normalisation of images; None where none is stated."""
-        return None
+        return NetworkSource(name, self.weights, self.architecture)
 
 
 @dataclass(kw_only=True)
@@ -149,37 +137,34 @@ class NetworkOptions(ModelOptions):
     mean: Annotated[str | None, Option(metavar="M[,M,M]", help="Mean of the normalisation.")] = None
     std: Annotated[str | None, Option(metavar="S[,S,S]", help="Its standard deviation.")] = None
     eps: Annotated[float | None, Option(metavar="NUMBER", help=EPS)] = None
-    any_size: Annotated[bool, Option("--any-size", help=ANY_SIZE)] = False
+    any_size: Annotated[
+        bool, Option("--any-size", help="Let it take images of another size than it is known for.")
+    ] = False
 
     def source(self, default: str | None = None) -> NetworkSource:
         """Return the named network, or else the default, with all that is said about it."""
-        source = super().source(default)
-        return dataclasses.replace(source, eps=self.eps, any_size=self.any_size)
+        return dataclasses.replace(
+            super().source(default),
+            normalisation=self._normalisation(),
+            eps=self.eps,
+            any_size=self.any_size,
+        )
 
-    def normalisation(self) -> str | Normalisation | None:
-        """Return the stated normalisation of images; None where none is stated."""
+    def _normalisation(self) -> str | Normalisation | None:
         from ttapca.networks import Normalisation
 
         if self.mean is None and self.std is None:
             return self.normalise
         if self.normalise is not None or self.mean is None or self.std is None:
             raise OptionError("Give --normalise NAME, or both --mean and --std.")
-        numbers = []
-        for option, text in (("--mean", self.mean), ("--std", self.std)):
-            try:
-                numbers.append(tuple(float(part) for part in text.split(",")))
-            except ValueError:
-                raise OptionError(
-                    f"{option} takes numbers with commas, such as 0.49,0.48,0.45; found `{text}`."
-                ) from None
-        return Normalisation(*numbers)
+        return Normalisation(_numbers("--mean", self.mean), _numbers("--std", self.std))
 
 
 @dataclass(kw_only=True)
 class ImageOptions:
     """Options that say which images are read, and in which order."""
 
-    data: Annotated[str, Option(metavar="DATA", help=DATA, autocompletion=completion.data_set)]
+    data: Annotated[str, Option(metavar="DATA", help=DATA, autocompletion=completion.data_sets)]
     folder: DataFolder = None
     size: ImageSize = None
     shorter_side: ShorterSide = None
@@ -196,18 +181,17 @@ class ImageOptions:
 
     def shards(self) -> Shards:
         """Return the shards that DATA names, all of their images in stored order."""
-        asked = {
+        given = {
             "--in": self.folder is not None,
             "--limit": self.limit is not None,
             "--order": self.order not in ("auto", "stored"),
             "--seed": self.seed != 0,
         }
-        for option, is_given in asked.items():
-            if is_given:
-                raise OptionError(
-                    f"{option} is for data that are read as a whole; shards are read in stored "
-                    f"order, all of them. Leave it out, or name fewer shards than `{self.data}`."
-                )
+        refuse(
+            given,
+            "is for data that are read as a whole; shards are read in stored order, all of them. "
+            f"Leave it out, or name fewer shards than `{self.data}`.",
+        )
         with ConsoleReporter() as reporter:
             reporter.advance(f"counting the images of {self.data}", 0, None)
             return open_shards(self.data, size=self.size, shorter_side=self.shorter_side)
@@ -223,12 +207,9 @@ def cache_root() -> Path:
         >>> cache_root().is_absolute()
         True
     """
-    own = os.environ.get("TTAPCA_HOME")
-    if own:
-        return Path(own).expanduser().absolute()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    base = Path(shared).expanduser() if shared else Path.home() / ".cache"
-    return base.absolute() / "ttapca"
+    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("TTAPCA_HOME") or f"{shared}/ttapca"
+    return Path(home).expanduser().absolute()
 
 
 def cores() -> int:
@@ -269,7 +250,7 @@ def input_shape(words: str | None, network: nn.Module) -> tuple[int, ...] | None
 
 
 def separated(text: str | None) -> tuple[str, ...] | None:
-    """Return the words of a list with commas; None where the option is not given.
+    """Return the words of a list with commas; None if the option is not given.
 
     Example:
         >>> separated("bn, tent")
@@ -280,8 +261,17 @@ def separated(text: str | None) -> tuple[str, ...] | None:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise OptionError(
+            f"{option} takes numbers with commas, such as 0.49,0.48,0.45; found `{text}`."
+        ) from None
+
+
 def whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    """Return the whole numbers and ranges of a list; None where the option is not given.
+    """Return the whole numbers and ranges of a list; None if the option is not given.
 
     Example:
         >>> whole_numbers("--seeds", "5,1-3")
@@ -299,6 +289,14 @@ def whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
             raise OptionError(f"{option} takes at most {MOST_NUMBERS:,} numbers; found `{text}`.")
         found.extend(numbers)
     return tuple(found)
+
+
+def name_and_text(word: str, form: str) -> tuple[str, str]:
+    """Return the two sides of NAME=VALUE; `form` says in an error what --option takes."""
+    name, equals, text = (part.strip() for part in word.partition("="))
+    if not (name and equals):
+        raise OptionError(f"--option takes {form}; found `{word}`.")
+    return name, text
 
 
 def value_of(text: str) -> Any:
@@ -329,6 +327,12 @@ def given_once(options: Iterable[tuple[str, Value]]) -> dict[str, Value]:
             )
         found[name] = value
     return found
+
+
+def refuse(given: Mapping[str, bool], reason: str) -> None:
+    """Refuse the first of these options that is given."""
+    for option in (option for option, is_given in given.items() if is_given):
+        raise OptionError(f"{option} {reason}")
 
 
 def check_place(to: Path, option: str = "--to") -> None:

@@ -1,16 +1,18 @@
-"""What commands write: JSON to standard output; to standard error progress, and messages.
+"""What commands write: JSON and tables to standard output, progress and messages to standard error.
 
 Messages of the library are put into words of the command line.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -24,9 +26,15 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 from ttapca.support.parsing import finite
+
+if TYPE_CHECKING:
+    from ttapca.benchmark.tables import ResultTable, Value
+
+STYLES = {"failed": "red", "missing": "dim"}  # of values in a table of results
 
 
 def print_json(content: object) -> None:
@@ -56,13 +64,12 @@ class ConsoleReporter:
     ) -> None:
         self._title, self._lines, self._goes_on = title, lines, goes_on
         self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        counts: tuple[ProgressColumn, ...] = (_Count(), TimeRemainingColumn())
-        if counted == "bytes":
-            counts = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        steps: tuple[ProgressColumn, ...] = (_Count(),)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
-            *counts,
+            *(steps if counted == "steps" else (DownloadColumn(), TransferSpeedColumn())),
+            TimeRemainingColumn(),
             TextColumn("{task.fields[facts]}", markup=False),
             console=self._console,
             transient=True,
@@ -107,6 +114,63 @@ class _Count(MofNCompleteColumn):
 
     def render(self, task: Task) -> Text:
         return Text() if task.total is None else super().render(task)
+
+
+def print_table(console: Console, table: ResultTable) -> None:
+    """Print a table; if it is too wide, exchange rows and columns, then leave out its lines."""
+    shown = rich_table(table)
+    if not _fits(shown, console):
+        shown = rich_table(_transposed(table))
+    if not _fits(shown, console):
+        shown.box, shown.collapse_padding, shown.pad_edge = box.SIMPLE_HEAD, True, False
+    console.print(shown)
+
+
+def _fits(shown: Table, console: Console) -> bool:
+    unbounded = console.options.update(max_width=10_000)
+    return console.measure(shown, options=unbounded).maximum <= console.width
+
+
+def _transposed(table: ResultTable) -> ResultTable:
+    from ttapca.benchmark.tables import Value
+
+    values = [[_narrow(value) for value in row[1:]] for row in table.rows]
+    lines = zip(table.columns[1:], *values, strict=True)
+    return dataclasses.replace(
+        table,
+        columns=("", *(row[0].text.replace("-", "-\n") for row in table.rows)),
+        rows=tuple((Value(name), *values) for name, *values in lines),
+    )
+
+
+def _narrow(value: Value) -> Value:
+    """Put the half-width of an interval below its mean."""
+    return dataclasses.replace(value, text=value.text.replace(" ±", "\n±"))
+
+
+def rich_table(table: ResultTable) -> Table:
+    """Return a table for a terminal: numbers to the right, the best in bold, notes below."""
+    shown = Table(
+        title=Text(table.title),
+        title_justify="left",
+        caption=Text("\n".join(table.notes)) if table.notes else None,
+        caption_justify="left",
+    )
+    for name, words in zip(table.columns, table.wordy, strict=True):
+        shown.add_column(Text(name), justify="left" if words else "right", no_wrap=True)
+    for row in table.rows:
+        styles = ("bold" if value.best else STYLES.get(value.kind, "") for value in row)
+        shown.add_row(*(Text(value.text, style) for value, style in zip(row, styles, strict=True)))
+    return shown
+
+
+def plain_table(*headings: str, **style: str) -> Table:
+    """Return an empty table without lines; a heading with `>` has its column at the right."""
+    table = Table(box=None, pad_edge=False, **style)  # type: ignore[arg-type]
+    for heading in headings:
+        justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
+        table.add_column(Text(heading.removeprefix(">")), justify=justify, no_wrap=True)
+    return table
 
 
 # The option that stands for an argument of the library.

@@ -30,13 +30,11 @@ if TYPE_CHECKING:
     from ttapca.benchmark.session import Benchmark
     from ttapca.benchmark.tuning import Trial, Tuned, Tuning
     from ttapca.datasets import Split
-    from ttapca.engines import Engine
 
-IMAGES = 500
-TITLE = "Error [%] on held-out conditions"
 SHOWN = 20  # trials in the table
 RANGE = re.compile(r"(?P<low>.+?)\.\.(?P<high>.+?)(?P<log>:log)?(?::(?P<points>\d+))?")
 OPTION = "NAME=V,V | NAME=LOW..HIGH[:log][:POINTS]"
+SAMPLER = "grid, random or tpe (default: grid if all values are given)."
 
 
 @dataclass(kw_only=True)
@@ -47,9 +45,7 @@ class SearchOptions:
         list[str] | None,
         Option(metavar="NAME=VALUES", help="1,2,4 or 1e-4..1e-1:log, with :5 for five points."),
     ] = None
-    sampler: Annotated[
-        str | None, Option(help="grid, random or tpe (default: grid if all values are given).")
-    ] = None
+    sampler: Annotated[str | None, Option(help=SAMPLER)] = None
     trials: Annotated[
         int | None, Option(min=1, help="How many random and tpe try (default: 30).")
     ] = None
@@ -89,30 +85,28 @@ def tune(
         Argument(
             metavar="METHOD",
             help="As `ttapca methods` lists it.",
-            autocompletion=completion.method,
+            autocompletion=completion.methods,
         ),
     ] = None,
     data: arguments.DataOption = None,
     settings: arguments.Settings = "online",
     batch_sizes: arguments.BatchSizes = str(paper.BATCH_SIZE),
-    images: Annotated[int, Option(min=1, help="Training images, the last ones.")] = IMAGES,
+    images: Annotated[int, Option(min=1, help="Training images, the last ones.")] = 500,
     seed: Annotated[int, Option(min=0, help="Of the sampler, and of the images' order.")] = 0,
     components: arguments.Components = None,
     layer: arguments.LayerOption = None,
-    route: Annotated[str | None, Option(metavar="NAME", help=arguments.ROUTE)] = None,
+    route: arguments.RouteOption = None,
     outputs: arguments.OutputsOption = None,
     filter: arguments.FilterOption = None,
     split: Annotated[
         str, Option(help="train; or test, for data without images for training.")
     ] = "train",
-    to: Annotated[
-        Path, Option(metavar="FILE", help="The results file; an unfinished one is continued.")
-    ] = Path("tuning.sqlite"),
+    to: arguments.ResultsFile = Path("tuning.sqlite"),
     plot: Annotated[
         Path | None,
         Option(metavar="FILE", help="Draw error against each option: .svg, .png, .pdf."),
     ] = None,
-    retry_failed: Annotated[bool, Option("--retry-failed", help="Repeat what failed.")] = False,
+    retry_failed: arguments.RetryFailed = False,
     jobs: arguments.Jobs = None,
     engine: arguments.EngineOption = None,
     folder: arguments.DataFolder = None,
@@ -133,7 +127,7 @@ def tune(
     if method is None:
         raise OptionError("Name a network and a method, as MODEL METHOD; found no method.")
     source = network.source()
-    chosen = Plan().changed(
+    plan = Plan().changed(
         data=data or source.only_data,
         settings=arguments.separated(settings),
         batch_sizes=arguments.whole_numbers("--batch-sizes", batch_sizes),
@@ -144,14 +138,24 @@ def tune(
         images=images,
     )
     places = (arguments.cache_root(), folder, size, shorter_side)
-    benchmark = Benchmark(chosen, source, filter, *places, split=cast("Split", split))
+    benchmark = Benchmark(plan, source, filter, *places, split=cast("Split", split))
     tuning = searching.tuning(method, benchmark, seed)
     refuse_without_effect(benchmark.plan, {"components": components})
     if plot is not None:
-        _check_plot(plot)
-    tuned = _run(tuning, to, retry_failed, arguments.engine(jobs, engine))
+        from ttapca.benchmark.figure_files import check_format
+
+        arguments.check_place(plot, "--plot")
+        check_format(plot.suffix)
+    found = arguments.engine(jobs, engine)
+    arguments.check_place(to)
+    with ConsoleReporter("tune", lines=True, goes_on=AFTER_THE_LAST) as reporter:
+        benchmark.reporter = reporter
+        tuned = tuning.run(to, engine=found, retry_failed=retry_failed)
     if plot is not None:
-        _draw(tuned, tuning, plot)
+        from ttapca.benchmark.figure_files import figure_file
+        from ttapca.benchmark.tuning_figure import tuning_figure
+
+        replace_file(plot, figure_file(tuning_figure(tuned, tuning.space), plot.suffix))
     if as_json:
         print_json(_facts(tuned))
     else:
@@ -161,27 +165,6 @@ def tune(
         typer.echo(f"tune: {counted(failed, 'trial')} failed; {RETRY}", err=True)
     if failed:
         raise typer.Exit(1)
-
-
-def _check_plot(to: Path) -> None:
-    from ttapca.benchmark.figure_files import check_format
-
-    arguments.check_place(to, "--plot")
-    check_format(to.suffix)
-
-
-def _draw(tuned: Tuned, tuning: Tuning, to: Path) -> None:
-    from ttapca.benchmark.figure_files import figure_file
-    from ttapca.benchmark.tuning_figure import tuning_figure
-
-    replace_file(to, figure_file(tuning_figure(tuned, tuning.space), to.suffix))
-
-
-def _run(tuning: Tuning, to: Path, retry_failed: bool, engine: Engine) -> Tuned:
-    arguments.check_place(to)
-    with ConsoleReporter("tune", lines=True, goes_on=AFTER_THE_LAST) as reporter:
-        tuning.benchmark.reporter = reporter
-        return tuning.run(to, engine=engine, retry_failed=retry_failed)
 
 
 def _option(word: str) -> tuple[str, Choices | Range]:
@@ -195,9 +178,7 @@ def _option(word: str) -> tuple[str, Choices | Range]:
     """
     from ttapca.benchmark.search_space import Choices, Range
 
-    name, equals, text = (part.strip() for part in word.partition("="))
-    if not (name and equals):
-        raise OptionError(f"--option takes {OPTION}, such as lr=1e-4..1e-1:log; found `{word}`.")
+    name, text = arguments.name_and_text(word, f"{OPTION}, such as lr=1e-4..1e-1:log")
     if "." in name:
         raise OptionError(
             f"--option takes {OPTION}, options of the one METHOD; found `{word}`. Leave out "
@@ -206,7 +187,7 @@ def _option(word: str) -> tuple[str, Choices | Range]:
     if (found := RANGE.fullmatch(text)) is None:
         return name, Choices(_values(text))
     low, high = arguments.value_of(found["low"]), arguments.value_of(found["high"])
-    if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high)):
+    if not all(type(end) in (int, float) for end in (low, high)):
         raise OptionError(f"A range is LOW..HIGH[:log][:POINTS], in numbers; found `{text}`.")
     points = None if found["points"] is None else int(found["points"])
     return name, Range(low, high, found["log"] is not None, points)
@@ -234,9 +215,11 @@ def _print(tuned: Tuned, tuning: Tuning, to: Path, plot: Path | None) -> None:
     if more > 0:
         typer.echo(f"{more:,} more trials: --json has all of them")
     plan = tuning.benchmark.plan
+    count = sum(row.outcome.status != "pruned" for row in tuned.rows)
+    kind = "training" if tuning.benchmark.split == "train" else "test"
     typer.echo(
-        f"{to}: {_count(tuned):,} measurements of {len(tuned.trials):,} trials and the source; "
-        f"{len(tuned.conditions)} conditions x {tuned.images:,} {_kind(tuning)} images of "
+        f"{to}: {count:,} measurements of {len(tuned.trials):,} trials and the source; "
+        f"{len(tuned.conditions)} conditions x {tuned.images:,} {kind} images of "
         f"{Path(plan.data).name}, {', '.join(plan.settings)}, batches of "
         f"{', '.join(map(str, plan.batch_sizes))}, seed {tuned.seed}"
     )
@@ -247,14 +230,12 @@ def _print(tuned: Tuned, tuning: Tuning, to: Path, plot: Path | None) -> None:
             "The network makes no mistake on these clean images: it was trained on them, and what "
             "options cost on clean images shows less than on new ones."
         )
-    if tuned.best is None:
-        return
-    options = tuned.best.options
-    words = shlex.join(
-        word for each in words_of(options, f"{tuned.method}.") for word in ("--option", each)
-    )
-    typer.echo(f"bench:  {words}")
-    typer.echo(f"Python: {_python(tuned.method, options)}")
+    if tuned.best is not None:
+        options = tuned.best.options
+        values = words_of(options, f"{tuned.method}.")
+        words = shlex.join(word for value in values for word in ("--option", value))
+        typer.echo(f"bench:  {words}")
+        typer.echo(f"Python: {_python(tuned.method, options)}")
 
 
 def _python(method: str, options: Mapping[str, Any]) -> str:
@@ -275,7 +256,7 @@ def _python(method: str, options: Mapping[str, Any]) -> str:
 def _table(tuned: Tuned, *, weighted: bool) -> Table:
     names = list(tuned.trials[0].options)
     notes = any(trial.status != "done" for trial in tuned.trials)
-    table = Table(title=TITLE, title_justify="left")
+    table = Table(title="Error [%] on held-out conditions", title_justify="left")
     for name in names:
         table.add_column(name, justify="right")
     for heading in ("mean", "spread", "clean", *(["score"] if weighted else [])):
@@ -283,40 +264,25 @@ def _table(tuned: Tuned, *, weighted: bool) -> Table:
     if notes:
         table.add_column("")
     for trial in tuned.trials[:SHOWN]:
-        numbers = [trial.mean, trial.spread, trial.clean, *([trial.score] if weighted else [])]
-        if trial.status != "done":  # a mean over other conditions, not to be compared
-            numbers = [None] * len(numbers)
-        note = [_note(trial, len(tuned.conditions))] if notes else []
-        values = (_shown(trial.options[name]) for name in names)
-        best = "bold" if trial is tuned.best else ""
-        table.add_row(*values, *map(_number, numbers), *note, style=best)
+        values = (trial.options[name] for name in names)
+        words = (f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+        note = ""
+        if trial.status == "pruned":
+            note = f"left after {len(trial.errors)} of {len(tuned.conditions)}: {trial.mean:.2f}"
+        elif trial.status == "failed":
+            note = "failed"
+        # The mean of a trial that was not done is over other conditions, not to be compared.
+        numbers = [""] * 4 if note else _numbers(trial)
+        row = [*words, *numbers[: 3 + weighted], *([note] if notes else [])]
+        table.add_row(*row, style="bold" if trial is tuned.best else "")
     table.add_section()
-    source = tuned.source
-    blank = [""] * (len(names) - 1)
-    table.add_row("source", *blank, *map(_number, (source.mean, source.spread, source.clean)))
+    table.add_row("source", *[""] * (len(names) - 1), *_numbers(tuned.source)[:3])
     return table
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _note(trial: Trial, conditions: int) -> str:
-    if trial.status == "pruned":
-        return f"left after {len(trial.errors)} of {conditions}: {trial.mean:.2f}"
-    return "failed" if trial.status == "failed" else ""
-
-
-def _count(tuned: Tuned) -> int:
-    return sum(row.outcome.status != "pruned" for row in tuned.rows)
-
-
-def _kind(tuning: Tuning) -> str:
-    return "training" if tuning.benchmark.split == "train" else "test"
+def _numbers(trial: Trial) -> list[str]:
+    numbers = (trial.mean, trial.spread, trial.clean, trial.score)
+    return ["" if number is None else f"{number:.2f}" for number in numbers]
 
 
 def _facts(tuned: Tuned) -> dict[str, Any]:
