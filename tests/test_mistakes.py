@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import images, left_untouched, small_convnet
-from ttapca import networks
 from ttapca.errors import (
     InputTypeError,
     NotEnoughDataError,
@@ -177,12 +176,6 @@ def test_a_models_own_error_is_its_own() -> None:
 
     with pytest.raises(RuntimeError, match=r"^of mine$"):
         ttapca.adapt(Failing(), "source")(PROBE)
-
-
-def test_our_networks_refuse_whole_numbers() -> None:
-    network = networks.build("wrn-10-1")
-    with pytest.raises(InputTypeError, match=r"in \[0, 1\]; found uint8"):
-        network(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
 
 
 def test_fit_on_batches_that_are_dicts() -> None:

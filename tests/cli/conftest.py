@@ -135,3 +135,13 @@ def pictures() -> Callable[..., Path]:
         return folder
 
     return write
+
+
+def cifar_c(folder: Path, images: np.ndarray | None = None) -> Path:
+    """Write a folder of CIFAR-C with fog only."""
+    if images is None:
+        images = np.random.default_rng(0).integers(0, 256, (10, 8, 8, 1), dtype=np.uint8)
+    folder.mkdir()
+    np.save(folder / "fog.npy", images)
+    np.save(folder / "labels.npy", np.arange(len(images)) % 10 * (len(images) <= 10))
+    return folder

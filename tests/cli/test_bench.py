@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sqlite3
 from pathlib import Path
 from unittest.mock import DEFAULT, MagicMock
 
@@ -332,59 +331,6 @@ def test_the_table_has_a_row_for_each_batch_size_and_severity(weights: Path, com
     table = command(f"{words} --severities 1,5").out
     for label in ("source, severity 1 ", "source, severity 5 ", "source, clean "):
         assert label in table
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ("--preset paper-tabel1", 2, "found `paper-tabel1`. Did you mean `paper-table1`"),
-        ("--preset paper-table1 --plan x.toml", 2, "Give --plan FILE or --preset NAME"),
-        ("--plan none.toml", 2, "Cannot read the plan none.toml"),
-        ("--option tent", 2, "--option takes METHOD.NAME=VALUE"),
-        ("--option tent.lrr=1", 2, "Did you mean `lr`"),
-        ("--methods bn --option tent.lr=1", 2, "would have no effect: the methods .* are bn."),
-        ("--methods tnt", 2, "Did you mean `tent`"),
-        ("--methods wiener --layer 9", 2, "no layer `9`"),
-        ("--methods wiener --components 900", 2, "found --components 900. Ask for 61 or fewer"),
-        ("--methods source --corrupted none", 2, "none holds no corruption"),
-        ("--methods ttt", 1, "rotation"),
-        ("--corruptions fogg", 2, "Did you mean `fog`"),
-        (
-            "--route quick",
-            2,
-            "`route` must be one of auto, pca, folded, exact, gram, randomised, dct",
-        ),
-        ("--route dct --methods bn", 2, "--route NAME would have no effect: none of the methods"),
-        ("--layer conv1 --methods bn", 2, "--layer NAME would have no effect: none of the methods"),
-        ("--filter home --methods bn", 2, "--filter DIR would have no effect: none of the methods"),
-        ("--route dct --filter home", 2, "--route NAME would have no effect: .* --filter DIR"),
-        ("--layer conv1 --filter home", 2, "--layer NAME would have no effect: .* --filter DIR"),
-        ("--outputs regression", 2, "`outputs` must be one of multiclass, binary, multilabel"),
-        ("--outputs binary --methods source", 1, "--outputs binary needs one logit"),
-        ("--filter none", 2, "(?s)--filter.*does not.*exist"),
-        ("--seeds a", 2, "--seeds takes whole numbers, such as 1,3 or 0-2; found `a`"),
-        ("--seeds 0-99999999999", 2, "--seeds takes at most 10,000 numbers"),
-        ("--settings offline", 2, "must be one of episodic, episodic-sorted, online"),
-        ("--images 1000000", 2, "has 596 test images; asked for are 1,000,000"),
-        ("--to foreign.sqlite", 1, "is another database"),
-        ("--to none/r.sqlite", 2, "there is no .*none"),
-        ("--to home", 2, "--to names a file; home is a folder"),
-        ("reproduce cifar100", 2, "No network for `cifar100` ships with ttapca"),
-        ("reproduce digits nothing", 2, "`nothing` is neither a packaged network nor a file"),
-        ("reproduce digits digits --quick", 2, "has 596 test images; asked for are 1,000"),
-    ],
-)
-def test_calls_that_make_no_sense(words: str, code: int, message: str, command) -> None:
-    with sqlite3.connect("foreign.sqlite") as connection:
-        connection.execute("CREATE TABLE mine (a)")
-    connection.close()
-    Path("home").mkdir()
-    before = sorted(Path().iterdir())
-    start = "" if words.startswith("reproduce") else "bench digits --data digits "
-    said = command(start + words, code)
-    assert re.search(message, said.err), said.err
-    assert said.out == ""
-    assert [path for path in sorted(Path().glob("*results*")) if path not in before] == []
 
 
 def test_reproduce_runs_both_tables_and_says_how_long(command) -> None:

@@ -63,23 +63,6 @@ def test_the_token_comes_from_the_command_line_or_the_environment(
         assert {each.headers["Authorization"] for each in server.asked} == {f"Bearer {token}"}
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ("nowhere:port --data digits", "A server has an address"),
-        ("--data nothing", "`nothing` is neither a data set nor a path"),
-        ("--data digits --schedule often", "A schedule has conditions"),
-        ("--data digits --schedule 'fog 1s' --schedule 'fog 1s'", "at most one --schedule"),
-        ("--data digits --stagger 5s", "--stagger has no effect on one stream"),
-        ("--data digits --wait soon", "--wait takes a duration"),
-        ("--data digits --rate 0", "`rate`"),
-        ("--data digits --order backwards", "`order`"),
-    ],
-)
-def test_mistakes_exit_with_2(command: Any, words: str, complaint: str) -> None:
-    assert complaint in command(f"feed {words}", code=2).err
-
-
 def test_what_does_not_fit_exits_with_2(command: Any) -> None:
     content = {"model": "cifar10", "classes": [], "input_shape": [3, 32, 32]}
     with scripted(lambda asked: (200, {}, json.dumps(content).encode())) as server:

@@ -18,6 +18,7 @@ from scripts.pack_checkpoint import command_of
 from torch import nn
 
 import ttapca
+from cli.conftest import cifar_c
 from ttapca import networks
 from ttapca.benchmark import Results
 from ttapca.benchmark.network_source import NetworkSource
@@ -142,14 +143,6 @@ def test_ones_own_network_that_takes_normalised_images(place: Path, command) -> 
     assert len(seen.before) == len(seen.after) > 0  # pictures, whose normalisation is undone
     three = command(f"eval {bare} --normalise cifar10", 2).err
     assert "The mean needs one number, or one for each of the 1 channels; found 3" in three
-
-
-def cifar_c(folder: Path) -> Path:
-    images = np.random.default_rng(0).integers(0, 256, (10, 8, 8, 1), dtype=np.uint8)
-    folder.mkdir()
-    np.save(folder / "fog.npy", images)
-    np.save(folder / "labels.npy", np.arange(10) % 10)
-    return folder
 
 
 def test_a_corruption(place: Path, command) -> None:
@@ -279,104 +272,6 @@ def test_images_get_cosines_and_the_methods_of_the_paper_say_so(
     assert "cosines" not in command(f"{words} all", 1).err
 
 
-@pytest.fixture
-def world(weights: Path, place: Path, pictures) -> dict[str, str]:
-    """All that the commands below name."""
-    torch.save({"state_dict": build("wrn-10-1").state_dict()}, place / "wrn.pth")
-    (place / "cut.pth").write_bytes((place / "wrn.pth").read_bytes()[:5000])
-    cifar_c(place / "corrupted")
-    (place / "log.csv").write_text("epoch,loss\n1,2.0\n")
-    (place / "empty").mkdir()
-    pictures(place / "mixed", each=2)
-    Image.new("RGB", (9, 8)).save(place / "mixed" / "dark" / "000.png")
-    pictures(place / "small", each=20)
-    (place / "cifarc").mkdir()
-    np.save(place / "cifarc" / "labels.npy", np.zeros(50000, np.uint8))
-    np.save(place / "cifarc" / "fog.npy", np.zeros((50000, 1, 1, 3), np.uint8))
-    return {"flat": "own:flat", "own": f"own:flat --weights {weights}"}
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ("eval wrn.pth --data digits --normalise none", 1, "of shape 3x32x32; found 1x8x8"),
-        ("eval cut.pth --data digits --normalise none", 1, "it was cut short"),
-        ("eval wrn.pth --data digits", 2, r"State it: --normalise NAME \(none, half"),
-        ("eval wrn.pth --data digits --mean 0.5", 2, "or both --mean and --std"),
-        ("eval wrn.pth --data digits --mean a --std 1", 2, "takes numbers with commas"),
-        ("eval wrn.pth --data digits --normalise hal", 2, "Did you mean `half`"),
-        ("eval wrn.pth --data digits --architecture resnet20 --normalise none", 1, "`wrn-10-1`"),
-        ("eval wrn.pth --data digit --normalise none", 2, "Did you mean `digits`"),
-        ("eval wrn.pth --data digits --weights wrn.pth", 2, "--weights FILE has no meaning for"),
-        ("eval --data digits", 2, "Name one network, as MODEL or with --model; found neither"),
-        ("eval wrn.pth --model a:b --data digits", 2, "found both"),
-        ("eval resnet20 --data digits", 2, "is an architecture, which has no weights"),
-        ("eval nothing.pth --data digits", 2, "neither a packaged network nor a file"),
-        ("eval torch.nn:Identity --data digits", 2, "one logit for each of the 10 classes"),
-        ("eval torch.nn:Identity --data digits --eps 0.1", 2, "--eps has no meaning"),
-        ("eval {flat} --weights log.csv --data digits", 1, "log.csv is not a whole"),
-        ("eval {flat} --weights none.pth --data digits", 2, "(?s)--weights.*does not.*exist"),
-        ("eval {own} --data digits --method tnt", 2, "There is no method `tnt`"),
-        ("eval {own} --data digits --method ttapca-relu", 2, "`ttapca fit` and name it: --filter"),
-        ("eval {own} --data digits --method tent --option lrr=1", 2, "Did you mean `lr`"),
-        ("eval {own} --data digits --method tent --option lr", 2, "--option takes NAME=VALUE"),
-        ("eval {own} --data digits --method tent --option filter=true", 2, "give --filter DIR"),
-        ("eval {own} --data digits --option forgetting=online", 2, "give --forgetting instead"),
-        ("eval {own} --data digits --option outputs=binary", 2, "give --outputs KIND instead"),
-        ("eval {own} --data digits --option method=bn", 2, "give --method instead"),
-        ("eval {own} --data digits --method ttt", 2, "`ttapca train --rotation-head LAYER` wrote"),
-        ("eval {own} --data digits --limit 20 --explain", 2, "this adapter has none"),
-        ("eval {own} --data digits --forgetting never", 2, "episodic"),
-        ("eval {own} --data digits --forgetting online --online", 2, "found both"),
-        ("eval {own} --data digits --filter nowhere", 2, "(?s)--filter.*does not.*exist"),
-        ("eval {own} --data mixed", 1, "have one size; .* Give --size N to resize them"),
-        ("eval {own} --data empty", 1, "has no known layout"),
-        ("eval {own} --data digits --batch-size 0", 2, "--batch-size"),
-        ("eval {own} --data digits --severity 9", 2, "--severity"),
-        ("eval {own} --data digits --severity 3", 2, "CIFAR-C layout only; .* `ttapca corrupt`"),
-        ("eval {own} --data digits --size 8", 2, "--size N and --shorter-side N are for folders"),
-        ("eval {own} --data cifarc", 2, "give --corruption NAME and --severity N"),
-        ("eval {own} --data cifarc/fog.npy --corruption snow --severity 5", 2, "with `fog`; asked"),
-        ("eval {own} --data cifarc --corruption fogg --severity 5", 2, "Did you mean `fog`"),
-        ("fit {own} --data cifar10 --to f", 2, "ttapca data get cifar10"),
-        ("fit {own} --data corrupted --to f", 2, "CIFAR-C has a test split only"),
-        ("fit {own} --data digits --to f --layer 9", 2, "no layer `9`"),
-        ("fit {own} --data digits --to f --components 90", 2, "found --components 90. Ask for"),
-        ("fit {own} --data digits --to f --limit 20", 2, "on at least 32 samples"),
-        ("fit {own} --data digits --to log.csv", 2, "`log.csv` holds something else"),
-        ("fit {own} --data digits --to f --dtype int8", 2, "`dtype` must be one of"),
-        ("fit {own} --data small --layer 1 --to f", 1, "it does not.* with --size N"),
-        ("fit torch.nn:Identity --data digits --to f", 2, "name one with --layer"),
-        ("layers resnet20 --weights wrn.pth", 2, "--weights FILE has no meaning for `resnet20`"),
-        ("layers resnet20 --architecture wrn-10-1", 2, "--architecture has no meaning for"),
-        ("layers resnet20 --input 3y32", 2, "a shape such as 3x32x32; found `3y32`"),
-        ("layers nothing_here:make", 2, "no module `nothing_here`"),
-        ("layers own:conv --input 32x32", 2, "Name it with --input CxHxW"),
-        ("layers own:needy", 2, r"`own:needy` takes \(width\): missing"),
-        ("layers own:raising", 1, "has failed: KeyError: 'gone' .*line "),
-        ("train digits --to f", 2, "one network: .* found neither"),
-        ("train digits small-cnn --model a:b --to f", 2, "found both"),
-        ("train digits small-cn --to f", 2, "Did you mean `small-cnn`"),
-        ("train digits small-cnn --schedule linear --to f", 2, "one of cosine, one-cycle; found"),
-        ("train digits small-cnn --epochs 0 --to f", 2, "`epochs` must be a whole number from 1"),
-        ("train digits small-cnn --batch-size 5000 --to f", 2, "one batch of 5000 images"),
-        ("train digits small-cnn --rotation-head conv9 --to f", 2, "no layer `conv9`"),
-        ("train digits small-cnn --start none.pth --to f", 2, "a packaged network nor a file"),
-        ("train digits resnet20 --start wrn.pth --to f", 1, "do not fit .*: missing .* `wrn-10-1`"),
-        ("train none small-cnn --to f", 2, "neither a data set nor a path"),
-        ("export none.sqlite", 2, "no file of results at none.sqlite"),
-    ],
-)  # fmt: skip
-def test_a_mistake_has_a_reason_and_a_code(
-    words: str, code: int, message: str, world: dict[str, str], command
-) -> None:
-    said = command(words.format(**world), code)
-    assert re.search(message, said.err), said.err
-    assert said.out == ""
-    assert "prepare=" not in said.err
-    assert not Path("f").exists()
-
-
 def test_what_the_outputs_mean(place: Path, pictures, command) -> None:
     pictures(place / "images")
     fit = "fit own:one --data images --components 5 --to"
@@ -393,35 +288,6 @@ def test_what_the_outputs_mean(place: Path, pictures, command) -> None:
     assert json.loads(command(f"{words} plain").out)["outputs"] is None
     labels = "eval own:classes --data images --json --outputs"
     assert json.loads(command(f"{labels} multilabel").out)["images"] == 80
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (
-            "fit own:one --to f --outputs two",
-            2,
-            "one of multiclass, binary, multilabel, regression",
-        ),
-        ("fit own:one --to f --route x", 2, "`route` must be one of auto, pca, folded"),
-        ("fit own:classes --to f --outputs binary", 1, "--outputs binary needs one logit"),
-        ("eval own:one --outputs regression", 2, "must be one of multiclass, binary, multilabel;"),
-        ("eval own:one --outputs multiclass", 1, "--outputs multiclass needs two logits or more"),
-        (
-            "eval own:classes --outputs multilabel --method shot",
-            2,
-            "found --outputs multilabel. Choose a method that serves",
-        ),
-    ],
-)
-def test_outputs_that_cannot_be(
-    words: str, code: int, message: str, place: Path, pictures, command
-) -> None:
-    pictures(place / "images")
-    said = command(f"{words} --data images", code)
-    assert re.search(message, said.err), said.err
-    assert said.out == ""
-    assert not Path("f").exists()
 
 
 def test_without_a_number_there_are_as_many_components_as_there_can_be(digits, command) -> None:

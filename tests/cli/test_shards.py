@@ -38,24 +38,3 @@ def test_shards_give_the_filter_of_the_data_set(
     assert engine.done == 3
     for name in ("f", "g"):
         assert_same(ttapca.load(name), ttapca.load("whole"), 1e-6)  # the network has float32
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--data part-*.npy --limit 10", "--limit is for data that are read as a whole"),
-        ("--data part-*.npy --order sorted", "--order is for data that are read as a whole"),
-        ("--data part-*.npy --seed 1", "--seed is for data that are read as a whole"),
-        ("--data part-*.npy --in .", "--in is for data that are read as a whole"),
-        ("--data part-*.npy --size 8", "--size N is for pictures in folders and tar files"),
-        ("--data part-{0..5}.npy", "Shards must exist; there is no part-3.npy"),
-        ("--data digits --jobs 2", "--jobs and --engine read shards, such as --data"),
-        ("--data digits --jobs 2 --engine joblib:2", "--jobs N, for processes of this machine, or"),
-        (
-            "--data part-*.npy --jobs 2 --route gram",
-            "Leave out --jobs and --engine, fit at a layer",
-        ),
-    ],
-)
-def test_what_makes_no_sense(shards: None, words: str, message: str, command: Any) -> None:
-    assert message in command(f"{FIT} f {words}", 2).err

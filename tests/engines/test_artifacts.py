@@ -1,11 +1,8 @@
-"""What workers are sent, and images that they share; without any worker."""
+"""What workers are sent, without any worker."""
 
 from __future__ import annotations
 
 import dataclasses
-import errno
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +10,6 @@ import pytest
 import torch
 
 from benchmark.worlds import small_subject
-from ttapca.benchmark.image_shelf import ImageShelf
-from ttapca.benchmark.subject import ImageRecipe
 from ttapca.datasets import read_digits
 from ttapca.engines import artifacts
 from ttapca.engines.artifacts import (
@@ -25,7 +20,7 @@ from ttapca.engines.artifacts import (
     keep_files_in,
     write_artifact,
 )
-from ttapca.errors import DataNotFoundError, EngineError
+from ttapca.errors import EngineError
 
 
 @pytest.fixture(autouse=True)
@@ -66,12 +61,13 @@ def test_content_survives_writing_and_opening(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux shows its mappings")
 def test_arrays_and_weights_are_mapped(tmp_path: Path) -> None:
     artifact = write_artifact({"pixels": np.zeros(MAPPED_FROM, np.uint8)}, tmp_path, "some pixels")
-    assert artifact.digest not in Path("/proc/self/maps").read_text()
+    maps = Path("/proc/self/maps")
+    assert artifact.digest not in maps.read_text()
     found = artifact.open()
-    assert artifact.digest in Path("/proc/self/maps").read_text()
+    assert artifact.digest in maps.read_text()
     del found
     forget(artifact)
-    assert artifact.digest not in Path("/proc/self/maps").read_text()
+    assert artifact.digest not in maps.read_text()
 
 
 def test_equal_contents_have_equal_names(tmp_path: Path) -> None:
@@ -87,7 +83,7 @@ def test_equal_contents_have_equal_names(tmp_path: Path) -> None:
     assert sorted(path.name for path in folders[0].iterdir()) == [one.digest]
 
 
-def test_a_part_is_a_artifact_of_its_own(tmp_path: Path) -> None:
+def test_a_part_is_an_artifact_of_its_own(tmp_path: Path) -> None:
     part = read_digits()[:3]
     whole = {"part": part, "again": part}
     inner = write_artifact(part, tmp_path, "the part")
@@ -137,56 +133,3 @@ def test_only_some_artifacts_stay_open(tmp_path: Path) -> None:
     for other in others:
         other.open()
     assert first.open() is not kept
-
-
-def test_images_are_made_once(tmp_path: Path) -> None:
-    shelf, made = ImageShelf(tmp_path / "shelf", most=2), []
-
-    def parts(value: int) -> Iterator[np.ndarray]:
-        made.append(value)
-        yield np.full((2, 4, 4, 3), value, np.uint8)
-        yield np.full((1, 4, 4, 3), value + 1, np.uint8)
-
-    for number, value in enumerate([1, 1, 7, 9, 7, 1]):
-        found = shelf.get(f"all {value}", 3, lambda value=value: parts(value))
-        assert isinstance(found, np.memmap)
-        np.testing.assert_array_equal(found, np.concatenate(list(parts(value))))
-        assert made.pop() == value
-        for path in tmp_path.glob("shelf/*.npy"):  # a second has passed
-            os.utime(path, (number, path.stat().st_mtime - 1))
-    assert made == [1, 7, 9, 1]  # there is room for two
-
-
-def test_images_that_find_no_room_on_the_disk(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    shelf = ImageShelf(tmp_path / "file", most=2)
-    one = np.ones((1, 2, 2, 1), np.uint8)
-    np.testing.assert_array_equal(shelf.get("ones", 2, lambda: [one, one]), np.ones((2, 2, 2, 1)))
-
-    def missing() -> Iterator[np.ndarray]:
-        raise DataNotFoundError("no photographs")
-
-    with pytest.raises(DataNotFoundError, match="no photographs"):
-        ImageShelf(tmp_path, most=2).get("frost", 1, missing)
-
-
-def test_a_full_disk_is_not_kept_full(tmp_path: Path) -> None:
-    one = np.ones((1, 2, 2, 1), np.uint8)
-    tries: list[int] = []
-
-    def parts() -> Iterator[np.ndarray]:
-        yield one
-        tries.append(1)
-        if len(tries) == 1:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    np.testing.assert_array_equal(ImageShelf(tmp_path, most=2).get("ones", 1, parts), one)
-    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
-
-
-def test_images_of_another_machine() -> None:
-    digits = read_digits()
-    right = ImageRecipe("digits", None, None, None, 40, digits[:40].fingerprint())
-    np.testing.assert_array_equal(right().images, digits.images[:40])
-    with pytest.raises(EngineError, match=r"the same test images; here those of `digits` are"):
-        dataclasses.replace(right, count=39)()

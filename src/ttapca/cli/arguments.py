@@ -202,10 +202,6 @@ def cache_root() -> Path:
 
     It is `TTAPCA_HOME`, else `$XDG_CACHE_HOME/ttapca`, else `~/.cache/ttapca`. An empty variable
     counts as unset.
-
-    Example:
-        >>> cache_root().is_absolute()
-        True
     """
     shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("TTAPCA_HOME") or f"{shared}/ttapca"
@@ -250,12 +246,7 @@ def input_shape(words: str | None, network: nn.Module) -> tuple[int, ...] | None
 
 
 def separated(text: str | None) -> tuple[str, ...] | None:
-    """Return the words of a list with commas; None if the option is not given.
-
-    Example:
-        >>> separated("bn, tent")
-        ('bn', 'tent')
-    """
+    """Return the words of a list with commas; None if the option is not given."""
     if text is None:
         return None
     return tuple(word.strip() for word in text.split(",") if word.strip())
@@ -271,12 +262,7 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
 
 
 def whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    """Return the whole numbers and ranges of a list; None if the option is not given.
-
-    Example:
-        >>> whole_numbers("--seeds", "5,1-3")
-        (5, 1, 2, 3)
-    """
+    """Return the whole numbers and ranges of a list; None if the option is not given."""
     if text is None:
         return None
     found: list[int] = []
@@ -300,12 +286,7 @@ def name_and_text(word: str, form: str) -> tuple[str, str]:
 
 
 def value_of(text: str) -> Any:
-    """Return the value of a method's option: read as TOML if it is TOML, else the text.
-
-    Example:
-        >>> value_of("0.5"), value_of("true"), value_of("layer2")
-        (0.5, True, 'layer2')
-    """
+    """Return the value of a method's option: read as TOML if it is TOML, else the text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # no TOML, or a number of thousands of digits
@@ -313,12 +294,7 @@ def value_of(text: str) -> Any:
 
 
 def given_once(options: Iterable[tuple[str, Value]]) -> dict[str, Value]:
-    """Return the values of options by name; one that is given twice is refused.
-
-    Example:
-        >>> given_once([("lr", 1), ("steps", 2)])
-        {'lr': 1, 'steps': 2}
-    """
+    """Return the values of options by name; one that is given twice is refused."""
     found: dict[str, Value] = {}
     for name, value in options:
         if name in found:

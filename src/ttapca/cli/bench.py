@@ -246,11 +246,10 @@ def _print_summary(rows: Sequence[Row]) -> None:
             table.add_column("clean" if clean else "corrupted", justify="right")
         for setting in settings:
             table.add_section()
-            shown = setting
-            for label in dict.fromkeys(each for each, own, _ in found if own == setting):
+            own = dict.fromkeys(each for each, other, _ in found if other == setting)
+            for number, label in enumerate(own):
                 means = (_mean(found.get((label, setting, clean), [])) for clean in kinds)
-                table.add_row(shown, label, *means)
-                shown = ""
+                table.add_row("" if number else setting, label, *means)
     Console().print(table)
 
 

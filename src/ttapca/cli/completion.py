@@ -17,12 +17,7 @@ GROUPS = ("standard", "extra", "all", "clean")
 
 
 def listed(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return a function that completes the last name of a list with commas.
-
-    Example:
-        >>> listed(lambda: ("bn", "tent"))("tent,")
-        ['tent,bn']
-    """
+    """Return a function that completes the last name of a list such as `tent,bn`."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, _ = incomplete.rpartition(",")
@@ -32,12 +27,7 @@ def listed(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 
 def methods() -> list[str]:
-    """Return the names of all methods, read from their files: to import them takes torch.
-
-    Example:
-        >>> "tent" in methods()
-        True
-    """
+    """Return the names of all methods, read from their files: to import them takes torch."""
     sources = files("ttapca").joinpath("methods").iterdir()
     texts = [each.read_text("utf-8") for each in sources if each.name.endswith(".py")]
     return [name for text in texts for name in re.findall(r'@register\(\s*"([^"]+)"', text)]

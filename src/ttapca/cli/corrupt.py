@@ -94,12 +94,7 @@ def corrupt(
 
 
 def parse_corruptions(words: str) -> tuple[str, ...]:
-    """Return the corruptions of a list of names and groups, each once and in order.
-
-    Example:
-        >>> parse_corruptions("fog,extra")
-        ('fog', 'speckle_noise', 'gaussian_blur', 'spatter', 'saturate')
-    """
+    """Return the corruptions of a list of names and groups, each once and in order."""
     from ttapca.corruptions.catalogue import find_all
 
     names = find_all(arguments.separated(words) or ())
@@ -109,12 +104,7 @@ def parse_corruptions(words: str) -> tuple[str, ...]:
 
 
 def parse_severities(words: str) -> tuple[int, ...]:
-    """Return the severities of a list of numbers and ranges, each once and ascending.
-
-    Example:
-        >>> parse_severities("5,1-2")
-        (1, 2, 5)
-    """
+    """Return the severities of a list of numbers and ranges, each once and ascending."""
     from ttapca.corruptions import SEVERITIES
 
     try:

@@ -69,8 +69,8 @@ def list_(folder: arguments.DataFolder = None, as_json: arguments.AsJson = False
     with ConsoleReporter("list", "bytes") as report:
         holdings = inventory(root, report)
     if as_json:
-        facts = [dataclasses.asdict(each) | {"folder": str(each.folder)} for each in holdings]
-        print_json([each | {"bytes": each.pop("size")} for each in facts])
+        found = [dataclasses.asdict(each) | {"folder": str(each.folder)} for each in holdings]
+        print_json([each | {"bytes": each.pop("size")} for each in found])
         return
     width = max(map(len, DATA_SETS))
     for name, size, facts in _lines(root, holdings):

@@ -118,7 +118,7 @@ def _planned_fits(
     table: LayerTable,
     components: int | None,
     images: int,
-    route: str,
+    route: str | None,
 ) -> dict[str, FitPlan | None]:
     """Return the plan of a fit at each layer; None if it needs more memory than there is."""
     import torch
@@ -159,7 +159,7 @@ def methods(as_json: arguments.AsJson = False) -> None:
     """List the methods, what each does, what it needs and which options it has."""
     from ttapca.methods import METHODS
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": each.name,
             "summary": each.summary,

@@ -122,7 +122,7 @@ def serve(
         arguments.check_place(state, "--state")
     elif save_every is not None:
         raise OptionError("--save-every needs a file to save streams in: give --state FILE.")
-    saving = {} if save_every is None else {"save_every": save_every}
+    saving: dict[str, Any] = {} if save_every is None else {"save_every": save_every}
     request_limits, pool_limits = limits.of(RequestLimits), limits.of(PoolLimits)
     check_option("mode", mode, OneOf(get_args(Mode)))
     check_option("order", order, Maybe(OneOf(get_args(Order))))

@@ -159,8 +159,8 @@ class _Connection(Generic[Task, Result]):
         """
         with quiet_logs(), ExitStack() as stack:
             with self._noticing_loss():
-                found = self.client.get_versions(packages=PACKAGES)["workers"]
-                for address, there in found.items():
+                found: Any = self.client.get_versions(packages=PACKAGES)
+                for address, there in found["workers"].items():
                     _compare(address, self.call.versions, _versions(there))
                 for artifact in needs:
                     stack.enter_context(self._delivered(artifact))
