@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -60,9 +59,3 @@ def test_bash_is_given_a_program(
     program = ask("source_bash", monkeypatch, capsys)
     assert "complete -o default" in program  # files, where no name fits
     assert "_TTAPCA_COMPLETE=complete_bash" in program
-
-
-def test_tab_does_not_wait_for_torch() -> None:
-    code = "import sys, ttapca.cli.app; print('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"

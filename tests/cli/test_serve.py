@@ -6,8 +6,6 @@ import asyncio
 import hashlib
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -199,20 +197,6 @@ def test_a_file_of_something_else_keeps_no_streams(
     (place / "s.sqlite").write_text("hello, this is no database, but text of some length " * 50)
     said = command(f"serve digits --filter {filter_of_digits} --port 0 --state s.sqlite", 1).err
     assert "s.sqlite is no file of streams" in said
-
-
-def test_a_service_needs_no_packages_for_corrupted_images() -> None:
-    program = """
-import sys
-from ttapca.cli import app
-from ttapca.benchmark.network_source import NetworkSource, fingerprint
-from ttapca.benchmark.filters import usual_fit
-from ttapca.serving import http_server, metrics, pool, rendering, service, stream_store
-fingerprint(NetworkSource("digits").load())
-print(*sorted({"cv2", "scipy", "pooch", "pandas", "matplotlib", "sklearn"} & sys.modules.keys()))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("\n", "")
 
 
 def test_a_file_of_another_filter_is_refused_at_the_start(
