@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import io
-import json
 import os
 import re
 import subprocess
@@ -129,17 +128,6 @@ def test_packages_that_are_not_loaded(code: str, heavy: set[str]) -> None:
 def test_help_has_no_types_of_switches(command) -> None:
     for words in ("", *command_line.COMMANDS, "data get", "data list"):
         assert "bool" not in command(f"{words} --help").out
-
-
-def test_methods(monkeypatch: pytest.MonkeyPatch, command) -> None:
-    rows = {row["name"]: row for row in json.loads(command("methods --json").out)}
-    assert list(rows) == list(ttapca.METHODS)
-    assert {"alpha", "prior"} <= rows["bn"]["options"].keys()
-    assert rows["ttapca-relu"]["needs"] == "source data, unlabelled"
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = command("methods").out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert [line for line in lines if not line.startswith(" ")] == list(ttapca.METHODS)
 
 
 def test_a_terminal_without_unicode() -> None:

@@ -1,4 +1,4 @@
-"""`ttapca bench` and `reproduce` as a user meets them."""
+"""`ttapca bench` as a user meets it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from PIL import Image
 from scipy import stats
 
 import ttapca
-from ttapca.benchmark import Plan, Results, Row, measurement
+from ttapca.benchmark import Results, Row, measurement
 from ttapca.cli.bench import SUMMARY
+from ttapca.corruptions.small_images import corrupt_any_size
+from ttapca.datasets import read_digits
 
 pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning")
 SMALL = "--data digits --images 60 --batch-sizes 30 --corruptions fog,clean"
@@ -260,16 +262,6 @@ def test_a_failure_is_told_and_exits_with_1(command) -> None:
     assert "--retry-failed" not in repeated
 
 
-def test_a_report_of_failures_is_written_and_exits_with_1(command, monkeypatch) -> None:
-    preset = Plan(corruptions=("fog",), settings=("online",), batch_sizes=(300,))
-    monkeypatch.setattr("ttapca.benchmark.plan.read_preset", lambda _: preset)
-    said = command("reproduce digits own:plain --methods source,bn --to 'r[new]'", 1)
-    assert "bn failed on its first batch" in said.err
-    page = Path("r[new]/report.html")
-    assert said.out.endswith(f"The report: {page.absolute()}\n")
-    assert "AttachError" in page.read_text()
-
-
 def test_some_images_of_each_class(place: Path, pictures, command) -> None:
     pictures(place / "images")
     words = (
@@ -322,8 +314,28 @@ def test_the_table_has_a_row_for_each_batch_size_and_severity(weights: Path, com
         assert label in table
 
 
-def test_reproduce_runs_both_tables_and_says_how_long(command) -> None:
-    result = command("reproduce digits digits --methods source,bn --to r")
-    assert re.search(r"about \d:\d\d:\d\d", result.err)  # however slow this machine is
-    assert result.out.count("Mean of 15") == 2
-    assert Path("r/report.html").is_file()
+def test_a_plan_may_say_more_than_the_methods_that_are_left_of_it_take(command) -> None:
+    Path("plan.toml").write_text(
+        'model = "digits"\nmethods = ["source", "tent", "wiener"]\ncomponents = [20]\n'
+        'steps = [2]\nlr = 0.01\ncorruptions = ["fog"]\nsettings = ["online"]\n'
+        'corrupted = "folder"\ncorruption_seed = 5\n'
+    )
+    words = "bench --plan plan.toml --dry-run --methods"
+    assert command(f"{words} source").out == "fog 5  online  source\n"
+    assert command(f"{words} source,tent --lr 0.1").err == "2 measurements, 1,192 images\n"
+    assert "--components would have no effect" in command(f"{words} source --components 9", 2).err
+
+
+def test_the_command_of_a_row_is_not_refused_for_what_its_plan_said_too_much(command) -> None:
+    digits = read_digits()
+    Path("folder").mkdir()
+    np.save("folder/fog.npy", np.tile(corrupt_any_size(digits.images, "fog", 5), (5, 1, 1, 1)))
+    np.save("folder/labels.npy", np.tile(digits.labels, 5))
+    Path("plan.toml").write_text(
+        'model = "digits"\nmethods = ["bn"]\ncorruptions = ["fog"]\nsettings = ["online"]\n'
+        'corrupted = "folder"\ncorruption_seed = 5\n'
+    )
+    [row] = json.loads(command("bench --plan plan.toml --json").out)
+    again = row["command"].removeprefix("ttapca ").replace("results.sqlite", "again.sqlite")
+    [repeated] = json.loads(command(f"{again} --json").out)
+    assert repeated["entropy_stream"] == row["entropy_stream"]

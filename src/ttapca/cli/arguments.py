@@ -223,7 +223,7 @@ def read_images(data: str, split: Split, folder: Path | None, **options: Any) ->
 
 
 def engine(jobs: int | None, words: str | None) -> Engine:
-    """Return where work is done: in this process, in several, or on other machines."""
+    """Return the engine that two options name; without them, this process."""
     from ttapca.engines import engine_of
 
     if jobs is not None and words is not None:
@@ -234,7 +234,7 @@ def engine(jobs: int | None, words: str | None) -> Engine:
 
 
 def input_shape(words: str | None, network: nn.Module) -> tuple[int, ...] | None:
-    """Return the shape of an image from words such as `3x32x32`, or else what the network says."""
+    """Return the shape of an image from words such as `3x32x32`, or else that of the network."""
     from ttapca.networks import ImageNetwork
 
     if words is None:
@@ -278,7 +278,7 @@ def whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
 
 
 def name_and_text(word: str, form: str) -> tuple[str, str]:
-    """Return the two sides of NAME=VALUE; `form` says in an error what --option takes."""
+    """Return the two sides of NAME=VALUE; an error quotes `form` as the right form."""
     name, equals, text = (part.strip() for part in word.partition("="))
     if not (name and equals):
         raise OptionError(f"--option takes {form}; found `{word}`.")

@@ -1,4 +1,4 @@
-"""`ttapca bench`: compare methods on corrupted images; what is finished is never run twice."""
+"""`ttapca bench`: compare methods on corrupted images; no measurement is made twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LISTS = ("methods", "corruptions", "settings")
 NUMBERS = ("severities", "batch_sizes", "seeds", "steps", "components")
-# A row of the summary names these values where a plan has several of them.
+# A row of the summary names these values if a plan has several of them.
 VARIED = ("batch_size", "components", "steps", "options")
 
 SUMMARY = "Mean error [%] over corruptions, ±: 95 % interval over images"

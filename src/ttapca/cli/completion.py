@@ -1,4 +1,4 @@
-"""The names that the shell offers on Tab; typer chooses those that fit what is typed so far.
+"""The names that the shell offers on Tab; typer keeps the names that begin as typed.
 
 `ttapca --install-completion` teaches it to the shell. A person waits for each answer, so nothing
 here imports torch, and OpenCV is imported for corruptions only. If a value may also be a path and
@@ -55,7 +55,7 @@ def data_sets() -> tuple[str, ...]:
 
 
 def to_fetch() -> tuple[str, ...]:
-    """Return what `ttapca data get` can get."""
+    """Return the names of data that `ttapca data get` can get."""
     return (*DATA_SETS, FROST)
 
 

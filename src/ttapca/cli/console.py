@@ -110,7 +110,7 @@ class ConsoleReporter:
 
 
 class _Count(MofNCompleteColumn):
-    """Show how many of how many are done; nothing where the total is unknown."""
+    """Show the numbers of done and of all steps; nothing if the total is unknown."""
 
     def render(self, task: Task) -> Text:
         return Text() if task.total is None else super().render(task)
@@ -232,7 +232,7 @@ ARGUMENT = re.compile(r"`(\w+)=([^`]*)`|\b(n_components|size)=(\d+)")
 def on_the_command_line(text: str) -> str:
     """Return a message of the library with options of the command line instead of Python arguments.
 
-    Options of the command get their name; options of a method become what `--option` takes.
+    Options of the command get their name; options of a method get the form of `--option`.
 
     Example:
         >>> on_the_command_line("All pictures must have one size. Give `size=` to resize them.")
@@ -249,7 +249,7 @@ def on_the_command_line(text: str) -> str:
 
 def _option(found: re.Match[str]) -> str:
     name, value = found[1] or found[3], found[2] or found[4]
-    if name == "outputs":  # the value says what is meant
+    if name == "outputs":  # the value makes the meaning clear
         return f"--outputs {value.strip(QUOTE) or 'KIND'}"
     if name in OPTIONS:
         return f"{OPTIONS[name]} {value}" if found[4] else OPTIONS[name]

@@ -34,7 +34,7 @@ TABLE = (
 
 @dataclass(kw_only=True)
 class CorruptionOptions:
-    """Options that say what is corrupted, and how."""
+    """Options for the images, and for how they are corrupted."""
 
     dataset: Annotated[str, Argument(help=DATASET, autocompletion=completion.data_sets)] = "cifar10"
     corruptions: Annotated[
@@ -120,7 +120,7 @@ def parse_severities(words: str) -> tuple[int, ...]:
 
 
 def _photographs() -> Path | None:
-    """Return the folder with the photographs of frost; None to take what ships of them."""
+    """Return the folder with the photographs of frost; None for the small ones that ship."""
     folder = arguments.cache_root() / FROST
     return folder if folder.is_dir() else None
 

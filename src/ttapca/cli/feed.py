@@ -31,7 +31,7 @@ SCHEDULE = "Conditions and how long they last; once for each stream, or one for 
 
 @dataclass(kw_only=True)
 class StreamOptions:
-    """Options that say which streams are fed with what."""
+    """Options for the streams and for the images that each of them sends."""
 
     stream: Annotated[str, Option(metavar="NAME", help="Name of the stream.")] = "camera-1"
     streams: Annotated[
@@ -46,7 +46,7 @@ class StreamOptions:
     loop: Annotated[bool, Option("--loop", help="Begin again when the schedule is over.")] = False
 
     def plans(self, seed: int) -> list[StreamPlan]:
-        """Return what each stream sends."""
+        """Return a plan for each stream."""
         from ttapca.serving.feed_schedule import parse_schedule, parse_seconds
         from ttapca.serving.feeding import StreamPlan
 
@@ -143,7 +143,7 @@ def _tell_change(stream: FedStream, told: dict[str, Tally]) -> None:
 
 
 def now_table(streams: list[FedStream]) -> Table:
-    """Return a line for each stream: what it sends, and what comes back."""
+    """Return a line for each stream: its images, and the answers of the server."""
     headings = ("stream", "condition", ">sent", ">right", "mode", "shift", "state")
     table = plain_table(*headings, header_style="dim")
     for stream in streams:
@@ -178,7 +178,7 @@ def _percent(share: float | None) -> str:
 
 
 def _summarise(streams: list[FedStream], as_json: bool) -> None:
-    """Print what was answered under each condition of each stream."""
+    """Print how many answers were right, under each condition of each stream."""
     found = [(stream, tally) for stream in streams for tally in list(stream.totals.values())]
     if as_json:
         facts = [

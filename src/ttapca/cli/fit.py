@@ -56,7 +56,7 @@ def fit(
     from ttapca.fitting.store import check_target, stored_dtype
     from ttapca.support.outputs import Outputs
 
-    # Refuse now what would be refused after minutes.
+    # These would be refused anyway, but after minutes.
     stored_dtype(dtype)
     check_target(to, overwrite=force)
     check_option("route", route, OneOf(get_args(RouteChoice)))

@@ -1,4 +1,4 @@
-"""`ttapca layers` and `ttapca methods`: list where a filter can go, and what can be put there."""
+"""`ttapca layers` and `ttapca methods`: list the places for a filter, and the methods."""
 
 from __future__ import annotations
 

@@ -137,24 +137,24 @@ def reproduce(
             f"No network for `{data}` ships with ttapca: name one, as in `ttapca reproduce {data} "
             "MODEL`."
         )
-    where, source = arguments.engine(jobs, engine), network.source(default)
+    found, source = arguments.engine(jobs, engine), network.source(default)
     # A network that cannot be loaded is refused before anything is fetched.
     subject = source.load(doubt=False)
-    found = corrupted or _place(f"{data}-c", folder)
+    cifar_c = corrupted or _place(f"{data}-c", folder)
     images = QUICK_IMAGES if quick else None
-    for need in needed_for_the_papers_setting(data, subject, found, images):
+    for need in needed_for_the_papers_setting(data, subject, cifar_c, images):
         typer.echo(f"reproduce: {need}", err=True)
     if data in DATA_SETS and _place(data, folder) is None:
         get([data], folder)
     plan = read_preset("paper-tables").changed(
         data=data,
         images=images,
-        corrupted=None if found is None else str(found),
+        corrupted=None if cifar_c is None else str(cifar_c),
         methods=arguments.separated(methods),
     )
     benchmark = Benchmark(plan, source, root=arguments.cache_root(), folder=folder)
     place = to or Path(f"ttapca-{Path(data).name}")
-    _run_and_report(benchmark, place, estimate=True, engine=where)
+    _run_and_report(benchmark, place, estimate=True, engine=found)
 
 
 def _place(name: str, folder: Path | None) -> Path | None:

@@ -59,7 +59,7 @@ class LimitOptions:
     timeout: Annotated[float | None, Option(help="Seconds until an answer (30).")] = None
 
     def of(self, limits: type[Any]) -> Any:
-        """Return those of the limits that a dataclass has, with the given values."""
+        """Return limits of one kind, `PoolLimits` or `RequestLimits`, with the given values."""
         given = {**vars(self), "answer_seconds": self.timeout}
         values = {field.name: given.get(field.name) for field in fields(limits)}
         return limits(**{name: value for name, value in values.items() if value is not None})
@@ -116,7 +116,7 @@ def serve(
     from ttapca.serving.stream_store import StreamStore
     from ttapca.spectral.calibration import band_edges
 
-    # Refuse now what would be refused after a filter is fitted.
+    # These would be refused anyway, but after a filter is fitted.
     known = _tokens(tokens, host)
     if state is not None:
         arguments.check_place(state, "--state")

@@ -29,7 +29,7 @@ NEVER_MIRRORED = ("digits",)  # a mirrored 2 is no digit
 
 @dataclass(kw_only=True)
 class TrainingWishes:
-    """Options of `TrainingOptions` by the same names; None where it or the images decide."""
+    """Options of `TrainingOptions` by the same names; None if its default or the images decide."""
 
     epochs: Annotated[int, Option(help="Passes over the training images.")] = 25
     batch_size: Annotated[int, Option(help="Images per step.")] = 128
@@ -87,7 +87,7 @@ class TrainingWishes:
 
 @dataclass(kw_only=True)
 class NetworkWishes:
-    """Options that say which network is trained, and what it begins with."""
+    """Options for the network, and for the weights that it begins with."""
 
     architecture: Annotated[
         str | None, Argument(metavar="ARCHITECTURE", help="resnet20, wrn-16-2, resnet26-gn, ...")
@@ -107,7 +107,7 @@ class NetworkWishes:
     ] = None
 
     def network(self, images: Images, seed: int) -> tuple[nn.Module, dict[str, Any]]:
-        """Return the network for these images before training, and what is kept about it."""
+        """Return the network for these images before training, and the description that is kept with it."""
         import torch
 
         from ttapca.networks import add_rotation_head, build, load_weights
@@ -213,7 +213,7 @@ def _run(
     description: dict[str, Any],
     events: Any,
 ) -> EpochRecord:
-    """Train or go on, with notes and events of each epoch; return what the last one gave."""
+    """Train or go on, with notes and events of each epoch; return the record of the last one."""
     from ttapca.networks.runs import read_history, train
 
     done, steps = len(read_history(to)), len(images) // options.batch_size

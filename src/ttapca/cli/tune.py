@@ -39,7 +39,7 @@ SAMPLER = "grid, random or tpe (default: grid if all values are given)."
 
 @dataclass(kw_only=True)
 class SearchOptions:
-    """Options that say what is tried, how it is chosen, and on which conditions."""
+    """Options for the values that are tried, for the sampler and for the conditions."""
 
     option: Annotated[
         list[str] | None,

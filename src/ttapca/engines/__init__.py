@@ -76,7 +76,7 @@ class Engine(Protocol):
             needs: Artifacts that the work opens; sent to workers that do not see their files.
             ready: Called on every worker of other machines before any task; raises if the worker
                 cannot do the work.
-            tell: Gets sentences about what happens to workers.
+            tell: Gets sentences about lost workers and connections.
 
         Raises:
             EngineError: There are no workers, or none that can do the work.

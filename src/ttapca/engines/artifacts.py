@@ -177,7 +177,7 @@ def _pickling(parts: Mapping[int, Artifact[Any]]) -> types.ModuleType:
             if id(found) in parts:
                 return parts[id(found)].open, ()
             if isinstance(found, np.ndarray) and found.nbytes >= MAPPED_FROM:
-                # Of arrays that torch does not have, and with a warning of those that are constant.
+                # torch lacks some types of arrays, and warns of arrays that cannot be written to.
                 with suppress(TypeError, ValueError), catch_warnings(action="ignore"):
                     return _array, (torch.from_numpy(np.ascontiguousarray(found)),)
             return super().reducer_override(found)

@@ -152,7 +152,7 @@ class _Connection(Generic[Task, Result]):
     def opened(
         self, needs: Sequence[Artifact[Any]], ready: Callable[[], object] | None
     ) -> Iterator[None]:
-        """Make sure that all workers can do the work; cancel at the end what has not ended.
+        """Make sure that all workers can do the work; cancel at the end all tasks that have not ended.
 
         Raises:
             EngineError: A worker cannot do it; it names the worker.
@@ -174,7 +174,7 @@ class _Connection(Generic[Task, Result]):
 
     @contextmanager
     def _delivered(self, artifact: Artifact[Any]) -> Iterator[None]:
-        """Send an artifact, if it is small, to all workers; also to those that come meanwhile."""
+        """Send an artifact, if it is small, to all workers, now and as they come."""
         # Also if all of them see it: one that is started later may not.
         small = artifact.size <= LARGEST_SENT
         plugin = _ArtifactPlugin(artifact, artifact.path.read_bytes() if small else None)
@@ -266,7 +266,7 @@ def quiet_logs() -> Iterator[None]:
 
 
 def _versions(told: Mapping[str, Any] | None = None) -> dict[str, str | None]:
-    """Return the versions that matter, of this process or of what dask told of another."""
+    """Return the versions that must agree: of this process, or as dask told of another."""
     found = (told or get_versions(PACKAGES))["packages"]
     python = ".".join(found["python"].split(".")[:2])
     return {name: found[name] for name in PACKAGES} | {"Python": python}

@@ -65,7 +65,7 @@ class JoblibEngine:
         tell: Callable[[str], None] | None = None,
         **_: Any,
     ) -> Endings[Task, Result]:
-        """Do the work for every task; all processes of this machine see what it needs."""
+        """Do the work for every task; all processes of this machine see its artifacts."""
         import joblib  # knows the limits of containers, too
 
         threads = max(1, min(torch.get_num_threads(), joblib.cpu_count() // self.workers))
