@@ -11,7 +11,6 @@ import pytest
 from ttapca.benchmark import Plan, Results, plan, read_preset
 from ttapca.benchmark.demo_report import mean_errors
 from ttapca.benchmark.inspection import one_thread
-from ttapca.cli import arguments
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -77,7 +76,7 @@ def test_three_tables_a_line_and_a_report(
 ) -> None:
     """On few images; the rows are checked above."""
     monkeypatch.setattr(plan, "read_preset", small)
-    monkeypatch.setattr(arguments, "cores", lambda: 1)  # no time for other processes to start
+    monkeypatch.setattr("joblib.cpu_count", lambda: 1)  # no time for other processes to start
     said = command("demo --to demo")
     assert [said.out.count(f"\n{number}. ") for number in (1, 2, 3)] == [1, 1, 1]
     with Results("demo/results.sqlite", readonly=True) as results:

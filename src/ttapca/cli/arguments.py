@@ -208,13 +208,6 @@ def cache_root() -> Path:
     return Path(home).expanduser().absolute()
 
 
-def cores() -> int:
-    """Return how many cores this process may use, which can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def read_images(data: str, split: Split, folder: Path | None, **options: Any) -> Images:
     """Return labelled images by path, or by name from the cache or the given folder."""
     with ConsoleReporter() as reporter:

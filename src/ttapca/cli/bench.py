@@ -29,7 +29,6 @@ NUMBERS = ("severities", "batch_sizes", "seeds", "steps", "components")
 VARIED = ("batch_size", "components", "steps", "options")
 
 SUMMARY = "Mean error [%] over corruptions, ±: 95 % interval over images"
-RETRY = "--retry-failed repeats what failed"
 AFTER_THE_LAST = "after the last finished measurement"
 MOST_ACROSS = 2  # settings beside one another in 80 columns
 
@@ -133,16 +132,15 @@ def bench(
         return
     found = arguments.engine(jobs, engine)
     rows = run_benchmark(benchmark, to, retry_failed=retry_failed, engine=found)
-    failed = sum(row.outcome.status == "failed" for row in rows)
+    failed = failures(rows)
     if as_json:
         print_json([row.record() for row in rows])
     else:
         _print_summary(rows)
         lost = f", {failed:,} of them failed" if failed else ""
         typer.echo(f"{to}: {counted(len(rows), 'measurement')}{lost}")
-    if failed and not retry_failed:
-        typer.echo(f"bench: {counted(failed, 'measurement')} failed; {RETRY}", err=True)
-    exit_if_failed(rows)
+    said = f"bench: {counted(failed, 'measurement')} failed"
+    exit_if_failed(failed, "" if retry_failed else said)
 
 
 def refuse_without_effect(plan: Plan, given: Mapping[str, object]) -> None:
@@ -172,9 +170,16 @@ def refuse_without_effect(plan: Plan, given: Mapping[str, object]) -> None:
         raise OptionError(f"--{name} would have no effect: {reason}. Leave it out.")
 
 
-def exit_if_failed(rows: Sequence[Row]) -> None:
-    """End the command with exit code 1 if a measurement failed."""
-    if any(row.outcome.status == "failed" for row in rows):
+def failures(rows: Sequence[Row]) -> int:
+    """Return how many measurements failed."""
+    return sum(row.outcome.status == "failed" for row in rows)
+
+
+def exit_if_failed(count: int, said: str = "") -> None:
+    """End the command with exit code 1 if anything failed; say so, and how to repeat it."""
+    if count and said:
+        typer.echo(f"{said}; --retry-failed repeats what failed", err=True)
+    if count:
         raise typer.Exit(1)
 
 

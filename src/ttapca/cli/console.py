@@ -237,10 +237,6 @@ def on_the_command_line(text: str) -> str:
     Example:
         >>> on_the_command_line("All pictures must have one size. Give `size=` to resize them.")
         'All pictures must have one size. Give --size N to resize them.'
-        >>> on_the_command_line("Switch them off with `consistency=False`.")
-        'Switch them off with --option consistency=False.'
-        >>> on_the_command_line('The labels of `outputs="multilabel"` do not.')
-        'The labels of --outputs multilabel do not.'
     """
     for phrase, words in PHRASES:
         text = re.sub(phrase, words, text)

@@ -85,7 +85,7 @@ def corrupt(
     no_effect = "would have no effect with {}. Leave it out."
     if to is not None:
         arguments.refuse({"--image": image is not None}, no_effect.format("--to DIR"))
-        _write_data_set(options, to, limit, jobs or arguments.cores())
+        _write_data_set(options, to, limit, jobs)
     elif sheet is not None:
         given = {"--limit": limit is not None, "--jobs": jobs is not None}
         arguments.refuse(given, no_effect.format("--sheet FILE"))
@@ -125,7 +125,11 @@ def _photographs() -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _write_data_set(options: CorruptionOptions, to: Path, limit: int | None, jobs: int) -> None:
+def _write_data_set(
+    options: CorruptionOptions, to: Path, limit: int | None, jobs: int | None
+) -> None:
+    import joblib  # knows the limits of containers
+
     from ttapca.corruptions.writing import Export
 
     names = parse_corruptions(options.corruptions or "all")
@@ -164,7 +168,7 @@ def _write_data_set(options: CorruptionOptions, to: Path, limit: int | None, job
                 if images == of:
                     reporter.note(f"{name}: done")
 
-            export.run(jobs, tell)
+            export.run(jobs or joblib.cpu_count(), tell)
     typer.echo(f"{export.to}")
 
 

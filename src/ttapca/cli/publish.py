@@ -41,11 +41,7 @@ def write_report(
 ) -> int:
     """Write the page of a results file, and return how many measurements it shows.
 
-    Args:
-        results: The file.
-        to: The page.
-        remember: A line that the page begins with.
-        repaired: Images to show, whose prediction a method turned from wrong to right.
+    The page may begin with a line to remember, and show images that a method repaired.
     """
     from ttapca.benchmark import Results
     from ttapca.benchmark.report_page import report as page

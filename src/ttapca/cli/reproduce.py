@@ -11,7 +11,7 @@ from rich.console import Console
 from typer import Option
 
 from ttapca.cli import arguments, completion
-from ttapca.cli.bench import exit_if_failed, run_benchmark
+from ttapca.cli.bench import exit_if_failed, failures, run_benchmark
 from ttapca.cli.console import print_table
 from ttapca.cli.data import get
 from ttapca.cli.publish import write_report
@@ -67,6 +67,8 @@ def demo(
 
 def _photographs(to: Path, seed: int) -> None:
     """Run both comparisons of photographs, and report them with images that a method repaired."""
+    import joblib
+
     from ttapca.benchmark.demo_report import demo_tables, line_to_remember, repaired_images
     from ttapca.benchmark.plan import RECOMMENDED, read_preset
     from ttapca.benchmark.session import Benchmark
@@ -75,7 +77,7 @@ def _photographs(to: Path, seed: int) -> None:
     make_folder(to)
     results, page = to / "results.sqlite", to / "report.html"
     # Each process computes on one thread, so that sums round alike on any machine.
-    engine = engine_of("joblib:2" if arguments.cores() > 1 else None)
+    engine = engine_of("joblib:2" if joblib.cpu_count() > 1 else None)
     rows = []
     for preset in (IN_BATCHES, ONE_BY_ONE):
         benchmark = Benchmark(read_preset(preset).changed(seeds=(seed,)))
@@ -97,7 +99,7 @@ def _photographs(to: Path, seed: int) -> None:
     write_report(results, page, line, repaired)
     out.print(f"\n{line}\n", highlight=False)
     typer.echo(f"The report: {page.absolute()}")
-    exit_if_failed(rows)
+    exit_if_failed(failures(rows))
 
 
 def reproduce(
@@ -181,4 +183,4 @@ def _run_and_report(benchmark: Benchmark, to: Path, **how: Any) -> None:
         print_table(out, table)
     write_report(results, page)
     typer.echo(f"The report: {page.absolute()}")
-    exit_if_failed(rows)
+    exit_if_failed(failures(rows))

@@ -107,7 +107,7 @@ class NetworkWishes:
     ] = None
 
     def network(self, images: Images, seed: int) -> tuple[nn.Module, dict[str, Any]]:
-        """Return the network for these images before training, and the description that is kept with it."""
+        """Return the network before training, and the description that is kept with it."""
         import torch
 
         from ttapca.networks import add_rotation_head, build, load_weights

@@ -18,7 +18,7 @@ from typer import Argument, Option
 
 from ttapca.benchmark import paper
 from ttapca.cli import arguments, completion
-from ttapca.cli.bench import AFTER_THE_LAST, RETRY, refuse_without_effect
+from ttapca.cli.bench import AFTER_THE_LAST, exit_if_failed, refuse_without_effect
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
 from ttapca.support.disk import replace_file
@@ -161,10 +161,7 @@ def tune(
     else:
         _print(tuned, tuning, to, plot)
     failed = sum(trial.status == "failed" for trial in tuned.trials)
-    if failed and not retry_failed:
-        typer.echo(f"tune: {counted(failed, 'trial')} failed; {RETRY}", err=True)
-    if failed:
-        raise typer.Exit(1)
+    exit_if_failed(failed, "" if retry_failed else f"tune: {counted(failed, 'trial')} failed")
 
 
 def _option(word: str) -> tuple[str, Choices | Range]:
@@ -175,6 +172,8 @@ def _option(word: str) -> tuple[str, Choices | Range]:
         ('steps', Choices(values=(1, 2)))
         >>> _option("lr=1e-4..0.1:log:4")
         ('lr', Range(low=0.0001, high=0.1, log=True, points=4, whole=False))
+        >>> _option('layers=["a", "b"], ["c"]'), _option("statistics=0.5, batch")[1].values
+        (('layers', Choices(values=(['a', 'b'], ['c']))), (0.5, 'batch'))
     """
     from ttapca.benchmark.search_space import Choices, Range
 
@@ -194,12 +193,7 @@ def _option(word: str) -> tuple[str, Choices | Range]:
 
 
 def _values(text: str) -> tuple[Any, ...]:
-    """Return the values of a list with commas: read as TOML if it is TOML, else the words.
-
-    Example:
-        >>> _values("0.5, batch"), _values('["a", "b"], ["c"]')
-        ((0.5, 'batch'), (['a', 'b'], ['c']))
-    """
+    """Return the values of a list with commas: read as TOML if it is TOML, else the words."""
     try:
         return tuple(tomllib.loads(f"values = [{text}]")["values"])
     except (ValueError, RecursionError):
@@ -239,12 +233,7 @@ def _print(tuned: Tuned, tuning: Tuning, to: Path, plot: Path | None) -> None:
 
 
 def _python(method: str, options: Mapping[str, Any]) -> str:
-    """Return the call that adapts a model with these options.
-
-    Example:
-        >>> _python("tent", {"lr": 0.01, "filter": True})
-        'ttapca.adapt(model, "tent", filter=fitted, lr=0.01)'
-    """
+    """Return the call that adapts a model with these options."""
     from ttapca.methods.method import registration
 
     filtered = registration(method).method.needs_filter or options.get("filter")

@@ -152,7 +152,7 @@ class _Connection(Generic[Task, Result]):
     def opened(
         self, needs: Sequence[Artifact[Any]], ready: Callable[[], object] | None
     ) -> Iterator[None]:
-        """Make sure that all workers can do the work; cancel at the end all tasks that have not ended.
+        """Make sure that all workers can do the work; at the end, cancel the tasks that are left.
 
         Raises:
             EngineError: A worker cannot do it; it names the worker.
