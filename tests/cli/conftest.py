@@ -13,8 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
+import ttapca
 from ttapca.cli.app import run
-from ttapca.networks import packaged
+from ttapca.datasets import TensorBatches, read_digits
+from ttapca.networks import load, packaged
 
 NETWORKS = """
 import torch
@@ -119,6 +121,18 @@ def weights(place: Path) -> Path:
 def digits() -> Path:
     """The file of a trained network that ships with the package."""
     return packaged()["digits-small-cnn"]
+
+
+@pytest.fixture(scope="session")
+def fitted_digits() -> ttapca.FittedFilter:
+    batches = TensorBatches(read_digits("train"), 250)
+    return ttapca.fit(load("digits-small-cnn"), "conv1", batches, 30)
+
+
+@pytest.fixture
+def filter_of_digits(place: Path, fitted_digits: ttapca.FittedFilter) -> Path:
+    fitted_digits.save(place / "kept")
+    return place / "kept"
 
 
 @pytest.fixture

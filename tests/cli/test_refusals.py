@@ -11,11 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-import ttapca
 from cli.conftest import cifar_c
-from ttapca.datasets import TensorBatches, load
+from ttapca.datasets import load
 from ttapca.networks import build
-from ttapca.networks import load as load_network
 
 pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning")
 
@@ -220,15 +218,9 @@ CALLS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def kept_filter() -> ttapca.FittedFilter:
-    network = load_network("digits-small-cnn")
-    return ttapca.fit(network, "conv1", TensorBatches(load("digits", "train"), 250), 30)
-
-
 @pytest.fixture
 def world(
-    weights: Path, place: Path, pictures, kept_filter: ttapca.FittedFilter, monkeypatch
+    weights: Path, place: Path, pictures, filter_of_digits: Path, monkeypatch
 ) -> dict[str, str]:
     """All that the calls name."""
     torch.save({"state_dict": build("wrn-10-1").state_dict()}, place / "wrn.pth")
@@ -249,7 +241,6 @@ def world(
     pictures(place / "small", each=20)
     for number, some in enumerate(np.array_split(load("digits", "train").images, 3)):
         np.save(f"part-{number}.npy", some)
-    kept_filter.save(place / "kept")
     monkeypatch.setattr("ttapca.serving.http_server.serve", lambda *_: pytest.fail("it serves"))
     return {"own": f"own:flat --weights {weights}"}
 

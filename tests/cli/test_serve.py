@@ -29,18 +29,6 @@ pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning"
 SECRET = "a secret that nobody can guess"
 
 
-@pytest.fixture(scope="session")
-def fitted_digits() -> ttapca.FittedFilter:
-    network = networks.load("digits-small-cnn")
-    return ttapca.fit(network, "conv1", TensorBatches(read_digits("train"), 250), 30)
-
-
-@pytest.fixture
-def filter_of_digits(place: Path, fitted_digits: ttapca.FittedFilter) -> Path:
-    fitted_digits.save(place / "f")
-    return place / "f"
-
-
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Instead of serving, ask once what is served, and end as by SIGTERM."""

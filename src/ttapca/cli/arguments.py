@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ttapca.engines import Engine
     from ttapca.networks import Normalisation
 
-Value = TypeVar("Value")  # of an option
 MOST_NUMBERS = 10_000
 # One number, or the ends of a range. Python refuses to read numbers of thousands of digits.
 WHOLE_NUMBERS = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
@@ -270,14 +269,6 @@ def whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
     return tuple(found)
 
 
-def name_and_text(word: str, form: str) -> tuple[str, str]:
-    """Return the two sides of NAME=VALUE; an error quotes `form` as the right form."""
-    name, equals, text = (part.strip() for part in word.partition("="))
-    if not (name and equals):
-        raise OptionError(f"--option takes {form}; found `{word}`.")
-    return name, text
-
-
 def value_of(text: str) -> Any:
     """Return the value of a method's option: read as TOML if it is TOML, else the text."""
     try:
@@ -286,15 +277,20 @@ def value_of(text: str) -> Any:
         return text.strip()
 
 
-def given_once(options: Iterable[tuple[str, Value]]) -> dict[str, Value]:
-    """Return the values of options by name; one that is given twice is refused."""
-    found: dict[str, Value] = {}
-    for name, value in options:
-        if name in found:
+def method_options(
+    words: Iterable[str] | None, form: str, taken: Iterable[str] = ()
+) -> dict[str, str]:
+    """Return the texts of NAME=VALUE by name; a name that is given twice is refused."""
+    found: dict[str, str] = {}
+    for word in words or ():
+        name, equals, text = (part.strip() for part in word.partition("="))
+        if not (name and equals):
+            raise OptionError(f"--option takes {form}; found `{word}`.")
+        if name in found or name in taken:
             raise OptionError(
                 f"`{name}` is given twice; the first of the two would be lost. Leave one out."
             )
-        found[name] = value
+        found[name] = text
     return found
 
 

@@ -71,7 +71,7 @@ class PlanOptions:
     def changes(self) -> dict[str, Any]:
         """Return the values of a plan by name; None for those that are not given."""
         values = dict(vars(self))
-        values["method"] = _method_options(values.pop("option") or [])
+        values["method"] = _method_options(values.pop("option"))
         for name in LISTS:
             values[name] = arguments.separated(values[name])
         for name in NUMBERS:
@@ -208,21 +208,16 @@ def _list_units(benchmark: Benchmark) -> None:
     typer.echo(f"{counted(count, 'measurement')}, {counted(images, 'image')}", err=True)
 
 
-def _method_options(words: Sequence[str]) -> dict[str, dict[str, Any]]:
-    table: dict[str, dict[str, Any]] = {}
-    for name, value in arguments.given_once(map(_method_option, words)).items():
-        method, _, option = name.rpartition(".")
-        table.setdefault(method, {})[option] = value
-    return table
-
-
-def _method_option(word: str) -> tuple[str, Any]:
-    """Return METHOD.NAME and the value of an option."""
+def _method_options(words: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+    """Return the options of each method."""
     form = "METHOD.NAME=VALUE, such as tent.lr=0.01"
-    name, text = arguments.name_and_text(word, form)
-    if not all(name.rpartition(".")):
-        raise OptionError(f"--option takes {form}; found `{word}`.")
-    return name, arguments.value_of(text)
+    table: dict[str, dict[str, Any]] = {}
+    for name, text in arguments.method_options(words, form).items():
+        method, _, option = name.rpartition(".")
+        if not (method and option):
+            raise OptionError(f"--option takes {form}; found `{name}={text}`.")
+        table.setdefault(method, {})[option] = arguments.value_of(text)
+    return table
 
 
 def _print_summary(rows: Sequence[Row]) -> None:

@@ -82,8 +82,7 @@ def evaluate(
     folder = filter or shipped
     test, chosen = images.read("test", corruption=corruption, severity=severity)
     own = {name: value for name, value in (("steps", steps), ("lr", lr)) if value is not None}
-    options = arguments.given_once([*own.items(), *map(_option, option or [])])
-    wishes: dict[str, Any] = {"forgetting": setting, "outputs": outputs, **options}
+    wishes = {"forgetting": setting, "outputs": outputs, **_options(option, own)}
     fitted = None if folder is None else ttapca.load(folder)
     adapted = ttapca.adapt(source.load(), method, filter=fitted, **wishes)  # type: ignore[arg-type]
     batches = TensorBatches(test, batch_size, chosen.rows)
@@ -111,17 +110,20 @@ def evaluate(
         typer.echo(f"\n{report}")
 
 
-def _option(word: str) -> tuple[str, Any]:
-    """Return the name and the value of an option of the method."""
+def _options(words: list[str] | None, own: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the method by name, with those that the command has itself."""
     form = "NAME=VALUE, such as statistics=source"
-    name, text = arguments.name_and_text(word, form)
-    if not name.isidentifier():
-        raise OptionError(f"--option takes {form}; found `{word}`.")
-    if (own := OWN_OPTIONS.get(name)) is not None:
-        raise OptionError(
-            f"--option takes what only the method knows; found `{word}`: give {own} instead."
-        )
-    return name, arguments.value_of(text)
+    options = dict(own)
+    for name, text in arguments.method_options(words, form, own).items():
+        if not name.isidentifier():
+            raise OptionError(f"--option takes {form}; found `{name}={text}`.")
+        if name in OWN_OPTIONS:
+            raise OptionError(
+                f"--option takes what only the method knows; found `{name}={text}`: give "
+                f"{OWN_OPTIONS[name]} instead."
+            )
+        options[name] = arguments.value_of(text)
+    return options
 
 
 def _measured(

@@ -68,9 +68,10 @@ class SearchOptions:
 
         sampler, prune = cast("SamplerName", self.sampler), cast("PrunerName", self.prune)
         words = arguments.separated(self.conditions)
+        texts = arguments.method_options(self.option, f"{OPTION}, such as lr=1e-4..1e-1:log")
         return Tuning(
             benchmark,
-            SearchSpace(method, arguments.given_once(map(_option, self.option or []))),
+            SearchSpace(method, {name: _values(name, text) for name, text in texts.items()}),
             Search(sampler, self.trials, prune, seed),
             CONDITIONS if words is None else read_conditions(words),
             self.clean_weight,
@@ -164,40 +165,35 @@ def tune(
     exit_if_failed(failed, "" if retry_failed else f"tune: {counted(failed, 'trial')} failed")
 
 
-def _option(word: str) -> tuple[str, Choices | Range]:
-    """Return the name and the values of an option that may be tried.
+def _values(name: str, text: str) -> Choices | Range:
+    """Return the values of an option that may be tried.
 
     Example:
-        >>> _option("steps=1,2")
-        ('steps', Choices(values=(1, 2)))
-        >>> _option("lr=1e-4..0.1:log:4")
-        ('lr', Range(low=0.0001, high=0.1, log=True, points=4, whole=False))
-        >>> _option('layers=["a", "b"], ["c"]'), _option("statistics=0.5, batch")[1].values
-        (('layers', Choices(values=(['a', 'b'], ['c']))), (0.5, 'batch'))
+        >>> _values("steps", "1,2"), _values("statistics", "0.5, batch").values
+        (Choices(values=(1, 2)), (0.5, 'batch'))
+        >>> _values("lr", "1e-4..0.1:log:4")
+        Range(low=0.0001, high=0.1, log=True, points=4, whole=False)
+        >>> _values("layers", '["a", "b"], ["c"]')
+        Choices(values=(['a', 'b'], ['c']))
     """
     from ttapca.benchmark.search_space import Choices, Range
 
-    name, text = arguments.name_and_text(word, f"{OPTION}, such as lr=1e-4..1e-1:log")
     if "." in name:
         raise OptionError(
-            f"--option takes {OPTION}, options of the one METHOD; found `{word}`. Leave out "
+            f"--option takes {OPTION}, options of the one METHOD; found `{name}={text}`. Leave out "
             f"`{name.rpartition('.')[0]}.`."
         )
     if (found := RANGE.fullmatch(text)) is None:
-        return name, Choices(_values(text))
+        try:
+            values = tomllib.loads(f"values = [{text}]")["values"]
+        except (ValueError, RecursionError):  # no TOML: words
+            values = map(arguments.value_of, arguments.separated(text) or ())
+        return Choices(tuple(values))
     low, high = arguments.value_of(found["low"]), arguments.value_of(found["high"])
     if not all(type(end) in (int, float) for end in (low, high)):
         raise OptionError(f"A range is LOW..HIGH[:log][:POINTS], in numbers; found `{text}`.")
     points = None if found["points"] is None else int(found["points"])
-    return name, Range(low, high, found["log"] is not None, points)
-
-
-def _values(text: str) -> tuple[Any, ...]:
-    """Return the values of a list with commas: read as TOML if it is TOML, else the words."""
-    try:
-        return tuple(tomllib.loads(f"values = [{text}]")["values"])
-    except (ValueError, RecursionError):
-        return tuple(map(arguments.value_of, arguments.separated(text) or ()))
+    return Range(low, high, found["log"] is not None, points)
 
 
 def _print(tuned: Tuned, tuning: Tuning, to: Path, plot: Path | None) -> None:

@@ -7,7 +7,7 @@ import logging
 import queue
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -57,7 +57,8 @@ class DaskEngine:
     @property
     def workers(self) -> int:
         """How many threads all workers have now."""
-        return _threads(self._connected())
+        with quiet_logs():
+            return _threads(self._connected())
 
     def run(
         self,
@@ -71,7 +72,7 @@ class DaskEngine:
         """Do the work for every task; see `Engine.run`."""
         pending, losses = iter(tasks), 0
         call, tell = _Call(work, _versions()), tell or (lambda _: None)
-        try:
+        with quiet_logs(), closing(self):
             while True:
                 connection = _Connection(self._connected(), pending, call, tell)
                 try:
@@ -89,34 +90,28 @@ class DaskEngine:
                         ) from error
                     pending = chain(connection.sent.values(), connection.unsent, pending)
                     tell(f"lost the connection to {self.address}; waiting for it to come back")
-        finally:
-            self.close()
 
     def close(self) -> None:
         """Close the connection; the cluster goes on."""
         client, self._client = self._client, None
         if client is not None:
-            with quiet_logs():
-                client.close(timeout=5)
+            client.close(timeout=5)
 
     def _connected(self) -> Client:
         """Return the connection; make one if there is none, and wait for a worker."""
         if self._client is None or self._client.status != "running":
             self.close()
+            within = self._answers_within
             try:
-                with quiet_logs():
-                    self._client = Client(
-                        self.address, timeout=self._answers_within, set_as_default=False
-                    )
+                self._client = Client(self.address, timeout=within, set_as_default=False)
             except (OSError, ValueError) as error:
                 raise EngineError(
                     f"There must be a dask scheduler at {self.address}; none answered within "
-                    f"{self._answers_within:.0f} s. Start one with `dask scheduler`. {GO_ON}"
+                    f"{within:.0f} s. Start one with `dask scheduler`. {GO_ON}"
                 ) from error
             self._answers_within = self.patience
         try:
-            with quiet_logs():
-                self._client.wait_for_workers(1, timeout=self.patience)
+            self._client.wait_for_workers(1, timeout=self.patience)
         except OSError as error:  # no time is left, or the scheduler is gone again
             self.close()
             raise EngineError(
@@ -157,7 +152,7 @@ class _Connection(Generic[Task, Result]):
         Raises:
             EngineError: A worker cannot do it; it names the worker.
         """
-        with quiet_logs(), ExitStack() as stack:
+        with ExitStack() as stack:
             with self._noticing_loss():
                 found: Any = self.client.get_versions(packages=PACKAGES)
                 for address, there in found["workers"].items():
