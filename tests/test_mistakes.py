@@ -8,12 +8,7 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import images, left_untouched, small_convnet
-from ttapca.errors import (
-    InputTypeError,
-    NotEnoughDataError,
-    OptionError,
-    ShapeError,
-)
+from ttapca.errors import InputTypeError, NotEnoughDataError, OptionError, ShapeError
 
 DATA = images(150)
 PROBE = DATA[:8]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import socket
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -24,7 +23,7 @@ def answer(asked: Asked) -> Reply:
     return INFO if asked.path == "/v1/info" else prediction([0] * len(asked.images))
 
 
-def test_it_prints_what_was_right_under_each_condition(command: Any) -> None:
+def test_it_prints_what_was_right_under_each_condition(command) -> None:
     with scripted(answer) as server:
         words = '--schedule "clean 100 images, fog:2 20 images" --batch 25 --limit 50'
         said = command(f"feed {server.url} {FAST} {words}")
@@ -39,7 +38,7 @@ def test_it_prints_what_was_right_under_each_condition(command: Any) -> None:
     assert "camera-1: fog:2" in said.err
 
 
-def test_many_streams_and_json(command: Any) -> None:
+def test_many_streams_and_json(command) -> None:
     with scripted(answer) as server:
         words = '--stream door --streams 3 --schedule "clean 4 images" --schedule "fog 6 images"'
         said = command(f"feed {server.url} {FAST} {words} --json --stagger 0.01s")
@@ -54,7 +53,7 @@ def test_many_streams_and_json(command: Any) -> None:
 
 
 def test_the_token_comes_from_the_command_line_or_the_environment(
-    command: Any, monkeypatch: pytest.MonkeyPatch
+    command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TTAPCA_TOKEN", "from-the-environment")
     for words, token in (("", "from-the-environment"), ("--token given", "given")):
@@ -63,7 +62,7 @@ def test_the_token_comes_from_the_command_line_or_the_environment(
         assert {each.headers["Authorization"] for each in server.asked} == {f"Bearer {token}"}
 
 
-def test_what_does_not_fit_exits_with_2(command: Any) -> None:
+def test_what_does_not_fit_exits_with_2(command) -> None:
     content = {"model": "cifar10", "classes": [], "input_shape": [3, 32, 32]}
     with scripted(lambda asked: (200, {}, json.dumps(content).encode())) as server:
         said = command(f"feed {server.url} {FAST}", code=2)
@@ -71,7 +70,7 @@ def test_what_does_not_fit_exits_with_2(command: Any) -> None:
     assert "--size N" in said.err
 
 
-def test_other_names_of_classes_are_remarked(command: Any) -> None:
+def test_other_names_of_classes_are_remarked(command) -> None:
     content = {"model": "m", "classes": ["zero", "one"], "input_shape": [1, 8, 8]}
 
     def other(asked: Asked) -> Reply:
@@ -82,7 +81,7 @@ def test_other_names_of_classes_are_remarked(command: Any) -> None:
     assert "note: the server's classes have other names" in said.err
 
 
-def test_a_server_that_refuses_or_is_not_there_exits_with_1(command: Any) -> None:
+def test_a_server_that_refuses_or_is_not_there_exits_with_1(command) -> None:
     with scripted(lambda asked: refusal(401)) as server:
         assert "asks for a token" in command(f"feed {server.url} {FAST}", code=1).err
     with socket.socket() as taken:  # it stays taken, so that nobody else listens there meanwhile
@@ -93,7 +92,7 @@ def test_a_server_that_refuses_or_is_not_there_exits_with_1(command: Any) -> Non
     assert said.out == ""
 
 
-def test_what_was_found_is_printed_also_when_the_server_goes_away(command: Any) -> None:
+def test_what_was_found_is_printed_also_when_the_server_goes_away(command) -> None:
     def gone(asked: Asked) -> Reply:
         return answer(asked) if len(server.asked) < 6 else refusal(500, "Broken.")
 
@@ -103,7 +102,7 @@ def test_what_was_found_is_printed_also_when_the_server_goes_away(command: Any) 
     assert said.out.splitlines()[1].split()[:4] == ["camera-1", "clean", "on", "4"]
 
 
-def test_ctrl_c_ends_with_a_summary(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_with_a_summary(command, monkeypatch: pytest.MonkeyPatch) -> None:
     def running(feeder: Feeder, seconds: float) -> bool:
         while feeder.streams[0].sent < 3:
             pass
@@ -116,9 +115,7 @@ def test_ctrl_c_ends_with_a_summary(command: Any, monkeypatch: pytest.MonkeyPatc
     assert said.out.splitlines()[1].split()[:2] == ["camera-1", "clean"]
 
 
-def test_a_line_for_each_stream_on_a_terminal(
-    command: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_for_each_stream_on_a_terminal(command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeding, "LATE", math.inf)  # which a line would tell on a busy machine
     monkeypatch.setattr(
         feed_command, "Console", lambda **how: Console(**how, force_terminal=True, width=100)

@@ -6,7 +6,6 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -156,7 +155,7 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shards_give_the_filter_of_the_data_set(
-    shards: None, command: Any, monkeypatch: pytest.MonkeyPatch
+    shards: None, command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command(f"{FIT} whole --data digits --order stored --dtype float64")
     facts = json.loads(command(f"{FIT} f --data part-*.npy --dtype float64 --json").out)

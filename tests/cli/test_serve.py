@@ -26,13 +26,14 @@ from ttapca.serving.http_app import create_app
 from ttapca.serving.service import Service
 
 pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning")
-SECRET = "a secret that nobody can guess"
+SECRET = "a secret that is hard to guess"
+Served = list[dict[str, Any]]
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     """Instead of serving, ask once what is served, and end as by SIGTERM."""
-    found: list[dict[str, Any]] = []
+    found: Served = []
 
     def serve(service: Service, listening: socket.socket) -> int:
         async def ask() -> dict[str, Any]:
@@ -56,7 +57,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_from_nothing(
-    served: list[dict[str, Any]], place: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+    served: Served, place: Path, monkeypatch: pytest.MonkeyPatch, command
 ) -> None:
     """The packaged network gets a filter that is fitted once, and its streams are kept."""
     told = command("serve digits --port 0 --state streams.sqlite --mode off")
@@ -82,9 +83,7 @@ def test_from_nothing(
     assert served[1]["service"].pool.mode == "on"
 
 
-def test_the_filter_that_ships(
-    served: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, command: Any
-) -> None:
+def test_the_filter_that_ships(served: Served, monkeypatch: pytest.MonkeyPatch, command) -> None:
     """No data set, and no fit: a network whose filter ships is served at once."""
     monkeypatch.setattr(ttapca, "fit", lambda *_: pytest.fail("a filter ships"))
     told = command("serve cifar10-resnet20 --port 0")
@@ -93,7 +92,7 @@ def test_the_filter_that_ships(
 
 
 def test_ctrl_c_ends_as_other_commands_do(
-    monkeypatch: pytest.MonkeyPatch, filter_of_digits: Path, command: Any
+    monkeypatch: pytest.MonkeyPatch, filter_of_digits: Path, command
 ) -> None:
     monkeypatch.setattr("ttapca.serving.http_server.serve", lambda *_: signal.SIGINT)
     told = command(f"serve digits --filter {filter_of_digits} --port 0", 130)
@@ -102,7 +101,7 @@ def test_ctrl_c_ends_as_other_commands_do(
 
 
 def test_tokens_limits_and_names(
-    served: list[dict[str, Any]], place: Path, filter_of_digits: Path, command: Any
+    served: Served, place: Path, filter_of_digits: Path, command
 ) -> None:
     digest = hashlib.sha256(SECRET.encode()).hexdigest()
     (place / "t.toml").write_text(
@@ -132,9 +131,7 @@ def test_tokens_limits_and_names(
     assert service.pool._network.outputs == "multilabel"
 
 
-def test_a_network_of_ones_own(
-    served: list[dict[str, Any]], weights: Path, place: Path, command: Any
-) -> None:
+def test_a_network_of_ones_own(served: Served, weights: Path, place: Path, command) -> None:
     network = f"own:flat --weights {weights}"
     refused = command(f"serve {network} --port 0", 2).err
     assert f"Fit one with `ttapca fit own:flat --weights {weights} --data DATA" in refused
@@ -148,9 +145,7 @@ def test_a_network_of_ones_own(
     assert found["model"] == "own:flat"
 
 
-def test_the_command_that_fits_a_filter_can_be_copied(
-    served: list[dict[str, Any]], command: Any
-) -> None:
+def test_the_command_that_fits_a_filter_can_be_copied(served: Served, command) -> None:
     torch.save(networks.build("wrn-10-1").state_dict(), "my net.pth")
     words = "'my net.pth' --architecture wrn-10-1 --any-size --normalise none"
     refused = command(f"serve {words} --port 0", 2).err
@@ -170,9 +165,7 @@ def test_a_network_from_a_hub_says_its_size_and_its_classes() -> None:
         picture_size(network, (3, 8, 9), 20)
 
 
-def test_a_port_in_use_is_said(
-    served: list[dict[str, Any]], filter_of_digits: Path, command: Any
-) -> None:
+def test_a_port_in_use_is_said(served: Served, filter_of_digits: Path, command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = command(f"serve digits --filter {filter_of_digits} --port {port}", 2).err
@@ -180,7 +173,7 @@ def test_a_port_in_use_is_said(
 
 
 def test_a_file_of_something_else_keeps_no_streams(
-    served: list[dict[str, Any]], place: Path, filter_of_digits: Path, command: Any
+    served: Served, place: Path, filter_of_digits: Path, command
 ) -> None:
     (place / "s.sqlite").write_text("hello, this is no database, but text of some length " * 50)
     said = command(f"serve digits --filter {filter_of_digits} --port 0 --state s.sqlite", 1).err
@@ -188,7 +181,7 @@ def test_a_file_of_something_else_keeps_no_streams(
 
 
 def test_a_file_of_another_filter_is_refused_at_the_start(
-    served: list[dict[str, Any]], place: Path, filter_of_digits: Path, command: Any
+    served: Served, place: Path, filter_of_digits: Path, command
 ) -> None:
     network = networks.load("digits-small-cnn")
     ttapca.fit(network, "conv1", TensorBatches(read_digits("test"), 250), 20).save(place / "g")
