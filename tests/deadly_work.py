@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from benchmark.worlds import small_subject
 from ttapca.benchmark import Subject
+from ttapca.engines.artifacts import Artifact
 from ttapca.errors import EngineError
 
 ONCE, ALWAYS = 5, 7  # sizes of batches
@@ -64,6 +65,10 @@ def kill_at_one(task: int) -> int:
     if task == 1:
         kill_myself()
     return task
+
+
+def sum_of_artifact(artifact: Artifact[list[int]], task: int) -> int:
+    return sum(artifact.open()) + task
 
 
 def missing_numbers() -> list[int]:

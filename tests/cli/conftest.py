@@ -13,8 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
+import ttapca
 from ttapca.cli.app import run
-from ttapca.networks import packaged
+from ttapca.datasets import TensorBatches, read_digits
+from ttapca.networks import load, packaged
 
 NETWORKS = """
 import torch
@@ -121,6 +123,18 @@ def digits() -> Path:
     return packaged()["digits-small-cnn"]
 
 
+@pytest.fixture(scope="session")
+def fitted_digits() -> ttapca.FittedFilter:
+    batches = TensorBatches(read_digits("train"), 250)
+    return ttapca.fit(load("digits-small-cnn"), "conv1", batches, 30)
+
+
+@pytest.fixture
+def filter_of_digits(place: Path, fitted_digits: ttapca.FittedFilter) -> Path:
+    fitted_digits.save(place / "kept")
+    return place / "kept"
+
+
 @pytest.fixture
 def pictures() -> Callable[..., Path]:
     """Write dark and bright pictures, in folders by class."""
@@ -135,3 +149,13 @@ def pictures() -> Callable[..., Path]:
         return folder
 
     return write
+
+
+def cifar_c(folder: Path, images: np.ndarray | None = None) -> Path:
+    """Write a folder of CIFAR-C with fog only."""
+    if images is None:
+        images = np.random.default_rng(0).integers(0, 256, (10, 8, 8, 1), dtype=np.uint8)
+    folder.mkdir()
+    np.save(folder / "fog.npy", images)
+    np.save(folder / "labels.npy", np.arange(len(images)) % 10 * (len(images) <= 10))
+    return folder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import io
-import json
 import os
 import re
 import subprocess
@@ -103,29 +102,32 @@ def test_any_other_import_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -
         cli.main()
 
 
-def test_help_needs_no_torch() -> None:
-    names = ("bench", "demo", "eval", "fit", "layers", "reproduce", "serve", "train")
-    code = (
-        "import sys; from ttapca.cli.app import run; "
-        f"print({{run([name, '--help']) for name in {names}}}, 'torch' in sys.modules)"
-    )
-    assert run_python(code).stdout.strip().endswith("{0} False")
+HELPED = ("bench", "demo", "eval", "fit", "layers", "reproduce", "serve", "train")
+SERVICE = """
+from ttapca.cli import app
+from ttapca.benchmark.filters import usual_fit
+from ttapca.benchmark.network_source import NetworkSource, fingerprint
+from ttapca.serving import http_server, metrics, pool, rendering, service, stream_store
+fingerprint(NetworkSource("digits").load())
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import ttapca.cli.app", {"torch", "cv2"}),  # nor may Tab wait for them
+        (f"from ttapca.cli.app import run\nfor each in {HELPED}: run([each, '--help'])", {"torch"}),
+        (SERVICE, {"cv2", "scipy", "pooch", "pandas", "matplotlib", "sklearn"}),
+    ],
+)  # fmt: skip
+def test_packages_that_are_not_loaded(code: str, heavy: set[str]) -> None:
+    found = run_python(f"{code}\nimport sys; print(sorted({heavy} & sys.modules.keys()))")
+    assert found.stdout.endswith("[]\n"), found.stderr
 
 
 def test_help_has_no_types_of_switches(command) -> None:
     for words in ("", *command_line.COMMANDS, "data get", "data list"):
         assert "bool" not in command(f"{words} --help").out
-
-
-def test_methods(monkeypatch: pytest.MonkeyPatch, command) -> None:
-    rows = {row["name"]: row for row in json.loads(command("methods --json").out)}
-    assert list(rows) == list(ttapca.METHODS)
-    assert {"alpha", "prior"} <= rows["bn"]["options"].keys()
-    assert rows["ttapca-relu"]["needs"] == "source data, unlabelled"
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = command("methods").out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert [line for line in lines if not line.startswith(" ")] == list(ttapca.METHODS)
 
 
 def test_a_terminal_without_unicode() -> None:

@@ -1,11 +1,10 @@
-"""`ttapca bench` and `reproduce` as a user meets them."""
+"""`ttapca bench` as a user meets it."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
-import sqlite3
 from pathlib import Path
 from unittest.mock import DEFAULT, MagicMock
 
@@ -15,8 +14,10 @@ from PIL import Image
 from scipy import stats
 
 import ttapca
-from ttapca.benchmark import Plan, Results, Row, measurement
+from ttapca.benchmark import Results, Row, measurement
 from ttapca.cli.bench import SUMMARY
+from ttapca.corruptions.apply import corrupt_any_size
+from ttapca.datasets import read_digits
 
 pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning")
 SMALL = "--data digits --images 60 --batch-sizes 30 --corruptions fog,clean"
@@ -139,14 +140,7 @@ def test_the_route_of_the_filter_is_part_of_its_key(command) -> None:
     assert len(rows) == 6  # a method without a filter is the same for every route
     filters = {ttapca.load(path).route for path in Path("r.sqlite-filters").iterdir()}
     assert filters == {"folded", "dct"}
-    # The command of a row gives the row.
-    row = rows[-1]
-    assert "--layer conv1 --route dct" in row.outcome.command
-    again = shlex.split(row.outcome.command)
-    command(shlex.join([*again[1 : again.index("--to")], "--to", "again.sqlite"]))
-    (found,) = rows_of("again.sqlite")
-    assert found.cell == row.cell
-    assert found.outcome.entropy_stream == row.outcome.entropy_stream
+    assert "--layer conv1 --route dct" in rows[-1].outcome.command
     commands = [row.outcome.command for row in rows if row.cell.method == "source"]
     assert not any("--route" in each for each in commands)
     listed = command(f"{words} --route dct --dry-run").out.splitlines()
@@ -169,7 +163,7 @@ def test_what_the_outputs_mean(place: Path, pictures, command) -> None:
     assert [each.classes_ is None for each in filters] == [True, False]
     labels = words.replace("own:one", "own:classes").replace("r.sqlite", "l.sqlite")
     told = command(f"{labels} --outputs multilabel", 1).err
-    assert "lame  batch 20  FAILED: OptionError: This method is for classes that exclude" in told
+    assert "lame  batch 20  FAILED: OptionError: `LAME` serves outputs of the kind" in told
     found = [row.outcome.status for row in rows_of("l.sqlite")]
     assert found == ["done", "done", "failed"]
 
@@ -196,15 +190,11 @@ def test_a_dry_run_lists_and_leaves_nothing(place: Path, command) -> None:
     assert len(lines) == 3 * 15 * (1 + 2 * 6)
     assert lines[0] == "gaussian_noise 5  episodic  tent"
     assert told.err == "585 measurements, 348,660 images\n"
-    assert sorted(place.iterdir()) == before
-
-
-def test_a_dry_run_names_no_rank_that_only_the_fit_knows(command) -> None:
     words = "bench digits --methods wiener --corruptions fog --settings online --dry-run"
-    told = command(words)
-    assert told.out == "fog 5  online  wiener\n"
-    assert told.err == "1 measurement, 596 images\n"
+    told = command(words)  # a rank that only the fit knows is not named
+    assert (told.out, told.err) == ("fog 5  online  wiener\n", "1 measurement, 596 images\n")
     assert command(f"{words} --components 20").out == "fog 5  online  wiener  rank 20\n"
+    assert sorted(place.iterdir()) == before
 
 
 def test_a_mistyped_network_is_told_before_images_are_looked_for(command) -> None:
@@ -272,16 +262,6 @@ def test_a_failure_is_told_and_exits_with_1(command) -> None:
     assert "--retry-failed" not in repeated
 
 
-def test_a_report_of_failures_is_written_and_exits_with_1(command, monkeypatch) -> None:
-    preset = Plan(corruptions=("fog",), settings=("online",), batch_sizes=(300,))
-    monkeypatch.setattr("ttapca.benchmark.plan.read_preset", lambda _: preset)
-    said = command("reproduce digits own:plain --methods source,bn --to 'r[new]'", 1)
-    assert "bn failed on its first batch" in said.err
-    page = Path("r[new]/report.html")
-    assert said.out.endswith(f"The report: {page.absolute()}\n")
-    assert "AttachError" in page.read_text()
-
-
 def test_some_images_of_each_class(place: Path, pictures, command) -> None:
     pictures(place / "images")
     words = (
@@ -334,61 +314,28 @@ def test_the_table_has_a_row_for_each_batch_size_and_severity(weights: Path, com
         assert label in table
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ("--preset paper-tabel1", 2, "found `paper-tabel1`. Did you mean `paper-table1`"),
-        ("--preset paper-table1 --plan x.toml", 2, "Give --plan FILE or --preset NAME"),
-        ("--plan none.toml", 2, "Cannot read the plan none.toml"),
-        ("--option tent", 2, "--option takes METHOD.NAME=VALUE"),
-        ("--option tent.lrr=1", 2, "Did you mean `lr`"),
-        ("--methods bn --option tent.lr=1", 2, "would have no effect: the methods .* are bn."),
-        ("--methods tnt", 2, "Did you mean `tent`"),
-        ("--methods wiener --layer 9", 2, "no layer `9`"),
-        ("--methods wiener --components 900", 2, "found --components 900. Ask for 61 or fewer"),
-        ("--methods source --corrupted none", 2, "none holds no corruption"),
-        ("--methods ttt", 1, "rotation"),
-        ("--corruptions fogg", 2, "Did you mean `fog`"),
-        (
-            "--route quick",
-            2,
-            "`route` must be one of auto, pca, folded, exact, gram, randomised, dct",
-        ),
-        ("--route dct --methods bn", 2, "--route NAME would have no effect: none of the methods"),
-        ("--layer conv1 --methods bn", 2, "--layer NAME would have no effect: none of the methods"),
-        ("--filter home --methods bn", 2, "--filter DIR would have no effect: none of the methods"),
-        ("--route dct --filter home", 2, "--route NAME would have no effect: .* --filter DIR"),
-        ("--layer conv1 --filter home", 2, "--layer NAME would have no effect: .* --filter DIR"),
-        ("--outputs regression", 2, "`outputs` must be one of multiclass, binary, multilabel"),
-        ("--outputs binary --methods source", 1, "--outputs binary needs one logit"),
-        ("--filter none", 2, "(?s)--filter.*does not.*exist"),
-        ("--seeds a", 2, "--seeds takes whole numbers, such as 1,3 or 0-2; found `a`"),
-        ("--seeds 0-99999999999", 2, "--seeds takes at most 10,000 numbers"),
-        ("--settings offline", 2, "must be one of episodic, episodic-sorted, online"),
-        ("--images 1000000", 2, "has 596 test images; asked for are 1,000,000"),
-        ("--to foreign.sqlite", 1, "is another database"),
-        ("--to none/r.sqlite", 2, "there is no .*none"),
-        ("--to home", 2, "--to names a file; home is a folder"),
-        ("reproduce cifar100", 2, "No network for `cifar100` ships with ttapca"),
-        ("reproduce digits nothing", 2, "`nothing` is neither a packaged network nor a file"),
-        ("reproduce digits digits --quick", 2, "has 596 test images; asked for are 1,000"),
-    ],
-)
-def test_calls_that_make_no_sense(words: str, code: int, message: str, command) -> None:
-    with sqlite3.connect("foreign.sqlite") as connection:
-        connection.execute("CREATE TABLE mine (a)")
-    connection.close()
-    Path("home").mkdir()
-    before = sorted(Path().iterdir())
-    start = "" if words.startswith("reproduce") else "bench digits --data digits "
-    said = command(start + words, code)
-    assert re.search(message, said.err), said.err
-    assert said.out == ""
-    assert [path for path in sorted(Path().glob("*results*")) if path not in before] == []
+def test_a_plan_may_say_more_than_the_methods_that_are_left_of_it_take(command) -> None:
+    Path("plan.toml").write_text(
+        'model = "digits"\nmethods = ["source", "tent", "wiener"]\ncomponents = [20]\n'
+        'steps = [2]\nlr = 0.01\ncorruptions = ["fog"]\nsettings = ["online"]\n'
+        'corrupted = "folder"\ncorruption_seed = 5\n'
+    )
+    words = "bench --plan plan.toml --dry-run --methods"
+    assert command(f"{words} source").out == "fog 5  online  source\n"
+    assert command(f"{words} source,tent --lr 0.1").err == "2 measurements, 1,192 images\n"
+    assert "--components would have no effect" in command(f"{words} source --components 9", 2).err
 
 
-def test_reproduce_runs_both_tables_and_says_how_long(command) -> None:
-    result = command("reproduce digits digits --methods source,bn --to r")
-    assert re.search(r"about \d:\d\d:\d\d", result.err)  # however slow this machine is
-    assert result.out.count("Mean of 15") == 2
-    assert Path("r/report.html").is_file()
+def test_the_command_of_a_row_is_not_refused_for_what_its_plan_said_too_much(command) -> None:
+    digits = read_digits()
+    Path("folder").mkdir()
+    np.save("folder/fog.npy", np.tile(corrupt_any_size(digits.images, "fog", 5), (5, 1, 1, 1)))
+    np.save("folder/labels.npy", np.tile(digits.labels, 5))
+    Path("plan.toml").write_text(
+        'model = "digits"\nmethods = ["bn"]\ncorruptions = ["fog"]\nsettings = ["online"]\n'
+        'corrupted = "folder"\ncorruption_seed = 5\n'
+    )
+    [row] = json.loads(command("bench --plan plan.toml --json").out)
+    again = row["command"].removeprefix("ttapca ").replace("results.sqlite", "again.sqlite")
+    [repeated] = json.loads(command(f"{again} --json").out)
+    assert repeated["entropy_stream"] == row["entropy_stream"]

@@ -25,7 +25,7 @@ from ttapca.benchmark.figures import figures
 from ttapca.benchmark.svg import file_svg
 from ttapca.benchmark.tables import error_tables
 from ttapca.cli import app as command_line
-from ttapca.cli.terminal_tables import print_table, rich_table
+from ttapca.cli.console import print_table, rich_table
 
 
 @pytest.fixture(scope="module")

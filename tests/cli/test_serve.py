@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from torch import nn
 import ttapca
 from ttapca import networks
 from ttapca.benchmark import NetworkSource
-from ttapca.cli.served_network import ServedNetwork, _described_names
+from ttapca.cli.serve import picture_size, stated_names
 from ttapca.datasets import TensorBatches, read_digits
 from ttapca.datasets.pictures import PictureSize
 from ttapca.errors import OptionError
@@ -29,25 +26,14 @@ from ttapca.serving.http_app import create_app
 from ttapca.serving.service import Service
 
 pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning")
-SECRET = "a secret that nobody can guess"
-
-
-@pytest.fixture(scope="session")
-def fitted_digits() -> ttapca.FittedFilter:
-    network = networks.load("digits-small-cnn")
-    return ttapca.fit(network, "conv1", TensorBatches(read_digits("train"), 250), 30)
+SECRET = "a secret that is hard to guess"
+Served = list[dict[str, Any]]
 
 
 @pytest.fixture
-def filter_of_digits(place: Path, fitted_digits: ttapca.FittedFilter) -> Path:
-    fitted_digits.save(place / "f")
-    return place / "f"
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     """Instead of serving, ask once what is served, and end as by SIGTERM."""
-    found: list[dict[str, Any]] = []
+    found: Served = []
 
     def serve(service: Service, listening: socket.socket) -> int:
         async def ask() -> dict[str, Any]:
@@ -71,7 +57,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_from_nothing(
-    served: list[dict[str, Any]], place: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+    served: Served, place: Path, monkeypatch: pytest.MonkeyPatch, command
 ) -> None:
     """The packaged network gets a filter that is fitted once, and its streams are kept."""
     told = command("serve digits --port 0 --state streams.sqlite --mode off")
@@ -97,9 +83,7 @@ def test_from_nothing(
     assert served[1]["service"].pool.mode == "on"
 
 
-def test_the_filter_that_ships(
-    served: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, command: Any
-) -> None:
+def test_the_filter_that_ships(served: Served, monkeypatch: pytest.MonkeyPatch, command) -> None:
     """No data set, and no fit: a network whose filter ships is served at once."""
     monkeypatch.setattr(ttapca, "fit", lambda *_: pytest.fail("a filter ships"))
     told = command("serve cifar10-resnet20 --port 0")
@@ -108,7 +92,7 @@ def test_the_filter_that_ships(
 
 
 def test_ctrl_c_ends_as_other_commands_do(
-    monkeypatch: pytest.MonkeyPatch, filter_of_digits: Path, command: Any
+    monkeypatch: pytest.MonkeyPatch, filter_of_digits: Path, command
 ) -> None:
     monkeypatch.setattr("ttapca.serving.http_server.serve", lambda *_: signal.SIGINT)
     told = command(f"serve digits --filter {filter_of_digits} --port 0", 130)
@@ -117,7 +101,7 @@ def test_ctrl_c_ends_as_other_commands_do(
 
 
 def test_tokens_limits_and_names(
-    served: list[dict[str, Any]], place: Path, filter_of_digits: Path, command: Any
+    served: Served, place: Path, filter_of_digits: Path, command
 ) -> None:
     digest = hashlib.sha256(SECRET.encode()).hexdigest()
     (place / "t.toml").write_text(
@@ -147,9 +131,7 @@ def test_tokens_limits_and_names(
     assert service.pool._network.outputs == "multilabel"
 
 
-def test_a_network_of_ones_own(
-    served: list[dict[str, Any]], weights: Path, place: Path, command: Any
-) -> None:
+def test_a_network_of_ones_own(served: Served, weights: Path, place: Path, command) -> None:
     network = f"own:flat --weights {weights}"
     refused = command(f"serve {network} --port 0", 2).err
     assert f"Fit one with `ttapca fit own:flat --weights {weights} --data DATA" in refused
@@ -163,9 +145,7 @@ def test_a_network_of_ones_own(
     assert found["model"] == "own:flat"
 
 
-def test_the_command_that_fits_a_filter_can_be_copied(
-    served: list[dict[str, Any]], command: Any
-) -> None:
+def test_the_command_that_fits_a_filter_can_be_copied(served: Served, command) -> None:
     torch.save(networks.build("wrn-10-1").state_dict(), "my net.pth")
     words = "'my net.pth' --architecture wrn-10-1 --any-size --normalise none"
     refused = command(f"serve {words} --port 0", 2).err
@@ -173,68 +153,19 @@ def test_the_command_that_fits_a_filter_can_be_copied(
     assert served == []
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("digits --host 0.0.0.0", "listens on this machine only, .* found --host 0.0.0.0"),
-        ("digits --host example.invalid", "--tokens FILE"),
-        ("digits --save-every 5", "--save-every needs a file"),
-        ("digits --state no/s.sqlite", "--state names a file in a folder that exists"),
-        ("digits --tokens none.toml", "none.toml cannot be read"),
-        ("digits --mode of", "^error: `mode` must be one of off, shadow, on"),  # nothing is fitted
-        ("digits --timeout 0 --filter f", "`answer_seconds` must be"),
-        ("digits --max-pixels 60000000 --filter f", "`max_pixels` must be"),
-        ("digits --classes names --filter f", "a name for each of the 10 classes; names has 2"),
-        ("digits --classes none --filter f", "none cannot be read: No such file"),
-        ("digits --classes bytes --filter f", "must be text, one a line; bytes is not"),
-        ("digits --filter f --input x", "--input takes a shape"),
-        ("digits --filter f --outputs regression", "`outputs` must be one of multiclass, binary"),
-        ("digits --filter f --outputs binary", "found --outputs binary for one with 10"),
-        ("cifar10-cct2", "they are not there: .*ttapca data get cifar10"),
-        ("", "Name one network"),
-    ],
-)
-def test_a_mistake_has_a_reason_and_a_code(
-    words: str,
-    message: str,
-    served: list[dict[str, Any]],
-    place: Path,
-    filter_of_digits: Path,
-    command: Any,
-) -> None:
-    (place / "names").write_text("a\nb\n")
-    (place / "bytes").write_bytes(b"\xff\xfe")
-    assert re.search(message, command(f"serve {words} --port 0", 2).err)
-    assert served == []
-
-
-@pytest.mark.parametrize(
-    ("shape", "shorter_side", "expected"),
-    [
-        ((3, 8, 8), None, PictureSize(8, 12)),  # as its files say
-        ((3, 8, 8), 20, PictureSize(8, 20)),
-    ],
-)
-def test_a_network_from_a_hub_says_its_size_and_its_classes(
-    shape: tuple[int, ...], shorter_side: int | None, expected: PictureSize
-) -> None:
+def test_a_network_from_a_hub_says_its_size_and_its_classes() -> None:
     inner = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
-    normalisation = networks.Normalisation((0.0,), (1.0,))
-    size = PictureSize(8, 12)
-    network = HubNetwork(inner, 2, normalisation, shape, size, ("cat", "dog"))
-    assert _described_names(NetworkSource("hf:cats"), network) == ("cat", "dog")
-    served = ServedNetwork("hf:cats", network, None, ())  # type: ignore[arg-type]
-    assert served.picture_size(shape, shorter_side) == expected
-    with pytest.raises(
-        OptionError,
-        match="take square pictures, of which the centre is cut out; this one takes 3 x 8",
-    ):
-        served.picture_size((3, 8, 9), 20)
+    normalisation, shape = networks.Normalisation((0.0,), (1.0,)), (3, 8, 8)
+    network = HubNetwork(inner, 2, normalisation, shape, PictureSize(8, 12), ("cat", "dog"))
+    assert stated_names(NetworkSource("hf:cats"), network) == ("cat", "dog")
+    assert picture_size(network, shape, None) == PictureSize(8, 12)  # as its files say
+    assert picture_size(network, shape, 20) == PictureSize(8, 20)
+    said = "take square pictures, of which the centre is cut out; this one takes 3 x 8"
+    with pytest.raises(OptionError, match=said):
+        picture_size(network, (3, 8, 9), 20)
 
 
-def test_a_port_in_use_is_said(
-    served: list[dict[str, Any]], filter_of_digits: Path, command: Any
-) -> None:
+def test_a_port_in_use_is_said(served: Served, filter_of_digits: Path, command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = command(f"serve digits --filter {filter_of_digits} --port {port}", 2).err
@@ -242,29 +173,15 @@ def test_a_port_in_use_is_said(
 
 
 def test_a_file_of_something_else_keeps_no_streams(
-    served: list[dict[str, Any]], place: Path, filter_of_digits: Path, command: Any
+    served: Served, place: Path, filter_of_digits: Path, command
 ) -> None:
     (place / "s.sqlite").write_text("hello, this is no database, but text of some length " * 50)
     said = command(f"serve digits --filter {filter_of_digits} --port 0 --state s.sqlite", 1).err
     assert "s.sqlite is no file of streams" in said
 
 
-def test_a_service_needs_no_packages_for_corrupted_images() -> None:
-    program = """
-import sys
-from ttapca.cli import app, served_network
-from ttapca.benchmark.network_source import NetworkSource, fingerprint
-from ttapca.benchmark.filters import usual_fit
-from ttapca.serving import api_models, http_server, metrics, pool, service, stream_store
-fingerprint(NetworkSource("digits").load())
-print(*sorted({"cv2", "scipy", "pooch", "pandas", "matplotlib", "sklearn"} & sys.modules.keys()))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("\n", "")
-
-
 def test_a_file_of_another_filter_is_refused_at_the_start(
-    served: list[dict[str, Any]], place: Path, filter_of_digits: Path, command: Any
+    served: Served, place: Path, filter_of_digits: Path, command
 ) -> None:
     network = networks.load("digits-small-cnn")
     ttapca.fit(network, "conv1", TensorBatches(read_digits("test"), 250), 20).save(place / "g")

@@ -48,32 +48,6 @@ def test_from_nothing_to_options(command, monkeypatch: pytest.MonkeyPatch) -> No
         assert found[row.cell] == row.outcome.error
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("digits", "MODEL METHOD; found no method"),
-        ("--model digits", "MODEL METHOD; found no method"),
-        ("digits tent", "at least one option to choose; found none"),
-        ("digits source --option lr=1", "`source` has none that are plain values"),
-        ("digits tent --option lr", "--option takes NAME=V,V | NAME=LOW..HIGH[:log][:POINTS]"),
-        ("digits tent --option tent.lr=1", "found `tent.lr=1`. Leave out `tent.`."),
-        ("digits tent --option lr=a..b", "in numbers; found `a..b`"),
-        ("digits tent --option lr=-1..1", "must be a finite number above 0; found -1"),
-        ("digits tent --option lr=1 --conditions fog:5", "is; found fog:5. Take a severity below"),
-        ("digits tent --option lr=1 --split test", "`digits` has 1,201, and the test images were"),
-        ("digits tent --option lr=1 --split all", "`split` must be one of train, test"),
-        ("digits tent --option lr=1 --trials 4", "--trials N would have no effect"),
-        ("digits tent --option lr=1 --settings mixed", "the setting mixed, which joins them"),
-        ("digits tent --option lr=1 --plot p.gif", "ends with .svg, .png, .pdf; found `.gif`"),
-        ("digits tent --option lr=1 --plot no/p.svg", "--plot names a file in a folder that"),
-        ("digits tent --option lr=1 --jobs 2 --engine joblib:2", "--engine ENGINE; found both"),
-    ],
-)
-def test_what_makes_no_sense(words: str, said: str, command) -> None:
-    assert said in command(f"tune {words}", 2).err
-    assert not list(Path().glob("tuning.sqlite*"))
-
-
 def test_the_method_alone_where_an_option_names_the_network(command) -> None:
     told = command(f"tune bn --model digits --option prior=0,16 {SMALL} --json")
     assert json.loads(told.out)["method"] == "bn"

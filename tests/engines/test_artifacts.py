@@ -1,4 +1,4 @@
-"""What workers are sent, and images that they share; without any worker."""
+"""What workers are sent, without any worker."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ttapca.datasets import read_digits
 from ttapca.engines import artifacts
 from ttapca.engines.artifacts import (
     MAPPED_FROM,
+    MOST_OPEN,
     folder_beside,
     forget,
     keep_files_in,
@@ -25,7 +26,6 @@ from ttapca.errors import EngineError
 @pytest.fixture(autouse=True)
 def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "_worker_folders", [])
-    monkeypatch.setattr(artifacts, "_open", type(artifacts._open)())
 
 
 def test_content_survives_writing_and_opening(tmp_path: Path) -> None:
@@ -49,9 +49,11 @@ def test_content_survives_writing_and_opening(tmp_path: Path) -> None:
         assert torch.equal(one, other)
         assert one.stride() == other.stride()
     assert torch.equal(found["filter"].singular_values_, subject.fitted.singular_values_)
-    # Whoever writes has a copy of the page; the file stays as it was.
+    # A write goes into a copy of the page; the file stays as it was.
     found["arrays"][0][:] = -1
-    artifacts._open.clear()
+    again = write_artifact(content, tmp_path, "all sorts")
+    assert again.open() is found
+    forget(again)
     again = write_artifact(content, tmp_path, "all sorts")
     np.testing.assert_array_equal(again.open()["arrays"][0], large)
 
@@ -59,12 +61,13 @@ def test_content_survives_writing_and_opening(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux shows its mappings")
 def test_arrays_and_weights_are_mapped(tmp_path: Path) -> None:
     artifact = write_artifact({"pixels": np.zeros(MAPPED_FROM, np.uint8)}, tmp_path, "some pixels")
-    assert artifact.digest not in Path("/proc/self/maps").read_text()
+    maps = Path("/proc/self/maps")
+    assert artifact.digest not in maps.read_text()
     found = artifact.open()
-    assert artifact.digest in Path("/proc/self/maps").read_text()
+    assert artifact.digest in maps.read_text()
     del found
     forget(artifact)
-    assert artifact.digest not in Path("/proc/self/maps").read_text()
+    assert artifact.digest not in maps.read_text()
 
 
 def test_equal_contents_have_equal_names(tmp_path: Path) -> None:
@@ -80,7 +83,7 @@ def test_equal_contents_have_equal_names(tmp_path: Path) -> None:
     assert sorted(path.name for path in folders[0].iterdir()) == [one.digest]
 
 
-def test_a_part_is_a_artifact_of_its_own(tmp_path: Path) -> None:
+def test_a_part_is_an_artifact_of_its_own(tmp_path: Path) -> None:
     part = read_digits()[:3]
     whole = {"part": part, "again": part}
     inner = write_artifact(part, tmp_path, "the part")
@@ -98,7 +101,7 @@ def test_a_part_is_a_artifact_of_its_own(tmp_path: Path) -> None:
 def test_where_a_worker_looks(tmp_path: Path) -> None:
     artifact = write_artifact([1, 2], tmp_path, "numbers", fallback=lambda: [3])
     assert folder_beside(artifact).parent == tmp_path
-    away = dataclasses.replace(artifact, folder="/nowhere")
+    away = dataclasses.replace(artifact, folder=Path("/nowhere"))
     assert away.file() is None
     assert away.open() == [3]
     own = tmp_path / "worker"
@@ -122,9 +125,9 @@ def test_content_that_cannot_be_pickled(tmp_path: Path) -> None:
         write_artifact({"network": (number for number in [1])}, tmp_path, "the network")
 
 
-def test_only_some_artifacts_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifacts, "MOST_OPEN", 2)
-    first, *others = (write_artifact([number], tmp_path, "a number") for number in range(3))
+def test_only_some_artifacts_stay_open(tmp_path: Path) -> None:
+    numbers = range(MOST_OPEN + 1)
+    first, *others = (write_artifact([number], tmp_path, "a number") for number in numbers)
     kept = first.open()
     assert first.open() is kept
     for other in others:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -21,30 +22,33 @@ from deadly_work import (
     kill_at_one,
     missing_numbers,
     raise_at_two,
+    sum_of_artifact,
     wait_for,
 )
 from ttapca import __version__
 from ttapca.benchmark import Plan, Results, expand, run
 from ttapca.engines import Finished, Lost
-from ttapca.engines.artifacts import write_artifact
+from ttapca.engines.artifacts import Artifact, write_artifact
 from ttapca.errors import EngineError
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 from ttapca.engines import cluster as cluster_module
-from ttapca.engines.cluster import DaskEngine, _Connection
+from ttapca.engines.cluster import DaskEngine
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 BLIND = """
-import dataclasses
+import dataclasses, pathlib
 from ttapca.engines.artifacts import Artifact
 def file(artifact, seen=Artifact.file):
-    return seen(dataclasses.replace(artifact, folder="/nowhere"))
+    return seen(dataclasses.replace(artifact, folder=pathlib.Path("/nowhere")))
 Artifact.file = file
 """
 OTHER_VERSION = """
-import ttapca
-ttapca.__version__ = "0.0.1"
+import distributed.versions
+def told(names, told=distributed.versions.get_package_info):
+    return {name: "0.0.1" if name == "ttapca" else found for name, found in told(names).items()}
+distributed.versions.get_package_info = told
 """
 
 
@@ -137,22 +141,22 @@ def test_data_that_workers_do_not_see(
 ) -> None:
     artifact = write_artifact([1, 2], tmp_path, "the numbers")
 
-    def refused(needs: object, ready: object = None) -> str:
-        ended = DaskEngine(cluster.address).run([1], raise_at_two, needs=[needs], ready=ready)
+    def refused(needs: Artifact[list[int]]) -> str:
+        ended = DaskEngine(cluster.address).run([1], raise_at_two, needs=[needs])
         with pytest.raises(EngineError) as error:
             next(ended)
         return str(error.value)
 
-    assert next(
-        DaskEngine(cluster.address).run([1], raise_at_two, needs=[artifact], ready=artifact.open)
-    )
+    sum_of = partial(sum_of_artifact, artifact)
+    run = DaskEngine(cluster.address).run([1], sum_of, needs=[artifact], ready=artifact.open)
+    assert next(run).result == 4
+    run.close()
     monkeypatch.setattr(cluster_module, "LARGEST_SENT", 1)
-    assert "must see the numbers" in refused(artifact)
-    assert f"do not see {artifact.path}. Put the results into a folder" in refused(artifact)
-    # There is another way, but it leads nowhere.
-    elsewhere = replace(artifact, digest="other", fallback=missing_numbers)
-    said = refused(elsewhere, elsewhere.open)
+    said = refused(artifact)
     assert "cannot do the work: Every worker must see the numbers" in said
+    assert f"does not see {artifact.path}. Put the results into a folder" in said
+    # There is another way, but it leads nowhere.
+    said = refused(replace(artifact, digest="other", fallback=missing_numbers))
     assert "and: There are no numbers here" in said
 
 
@@ -181,16 +185,23 @@ def test_a_task_that_kills_every_worker(cluster: Cluster) -> None:
     assert lost.reason.startswith("WorkerDied: 2 workers died at it, the last one at tcp://127.")
 
 
-def test_a_result_that_died_with_its_worker_is_waited_for() -> None:
+def test_a_result_that_died_with_its_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[str]()
-    client = MagicMock(**{"nthreads.return_value": {}})  # nobody is left
-    connection = _Connection(client, iter(()), raise_at_two, told.append)
-    future = MagicMock(status="pending", **{"result.side_effect": [TimeoutError, TimeoutError, 7]})
-    assert connection._result(future) == 7
+
+    def outcomes(status: str, *results: object) -> list[object]:
+        future = MagicMock(status=status, **{"result.side_effect": results})
+        future.add_done_callback.side_effect = lambda ended: ended(future)
+        client = MagicMock(
+            status="running", **{"nthreads.return_value": {}, "submit.return_value": future}
+        )
+        monkeypatch.setattr(cluster_module, "Client", lambda *_, **__: client)
+        engine = DaskEngine("tcp://nowhere:1")
+        return [ending.result for ending in engine.run([1], raise_at_two, tell=told.append)]
+
+    assert outcomes("pending", TimeoutError, TimeoutError, 7) == [7]
     assert told == ["there are no workers any more; waiting for others"]
-    future = MagicMock(status="error", **{"result.side_effect": TimeoutError("of the work")})
     with pytest.raises(TimeoutError, match="of the work"):
-        connection._result(future)
+        outcomes("error", TimeoutError("of the work"))
 
 
 def test_a_scheduler_without_workers(cluster: Cluster) -> None:
@@ -207,7 +218,6 @@ def test_a_scheduler_without_workers(cluster: Cluster) -> None:
             return "must have workers; none came within 2 s" in str(error)
 
     assert wait_for(refused)
-    assert engine._client is None
     assert wait_for(refused)  # again: it is not taken for a cluster of no threads
 
 

@@ -7,19 +7,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
 from benchmark.worlds import by_cell, lasting
-from deadly_work import (
-    ALWAYS,
-    ONCE,
-    deadly_subject,
-    raise_at_two,
-    wait_for,
-)
+from deadly_work import ALWAYS, ONCE, deadly_subject, raise_at_two, wait_for
 from ttapca.benchmark import Plan, Results, Row, expand, run
 from ttapca.cli.app import run as command
 from ttapca.engines import Engine, Finished, SerialEngine, engine_of
@@ -29,29 +24,15 @@ from ttapca.errors import OptionError
 ROOT = Path(__file__).parents[2]
 
 
-class Notes:
-    """A reporter that remembers what was said."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.told.append(text)
-
-    def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
-        if done == total:
-            self.told.append(task)
-
-
-class Elsewhere(SerialEngine):
+class Pretended(SerialEngine):
     """Everything as if it were sent, and nothing is."""
 
-    elsewhere = True
+    remote = True
     workers = 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [JoblibEngine(2), Elsewhere()], ids=["processes", "sent"])
+@pytest.mark.parametrize("engine", [JoblibEngine(2), Pretended()], ids=["processes", "sent"])
 def test_the_same_rows_from_workers_some_of_which_die(engine: Engine, tmp_path: Path) -> None:
     usual = Plan(
         methods=("bn", "wiener"),
@@ -59,7 +40,11 @@ def test_the_same_rows_from_workers_some_of_which_die(engine: Engine, tmp_path: 
         settings=("online", "continual"),
         batch_sizes=(20,),
     )
-    calm, told = deadly_subject(None), Notes()
+    calm, told = deadly_subject(None), list[str]()
+    reporter = SimpleNamespace(
+        note=told.append,
+        advance=lambda task, done, total, facts="": told.append(task) if done == total else None,
+    )
     deadly = usual.changed(
         methods=("source",), corruptions=("fog",), settings=("online",), batch_sizes=(ONCE, ALWAYS)
     )
@@ -71,7 +56,7 @@ def test_the_same_rows_from_workers_some_of_which_die(engine: Engine, tmp_path: 
     path = tmp_path / "results.sqlite"
     with Results(path) as results:
         subject = deadly_subject(tmp_path if dies else None)
-        run(units, subject, results, reporter=told, engine=engine)
+        run(units, subject, results, reporter=reporter, engine=engine)
         found, rows = by_cell(results), results.rows()
     failed = [row for row in rows if row.outcome.status == "failed"]
     if dies:
@@ -81,15 +66,15 @@ def test_the_same_rows_from_workers_some_of_which_die(engine: Engine, tmp_path: 
             "more memory than there was"
         )
         again = "a process died (SIGKILL(-9)); its task is tried once more"
-        assert told.told.count(again) == 2
-        assert any("  FAILED: WorkerDied" in text for text in told.told)
+        assert told.count(again) == 2
+        assert any("  FAILED: WorkerDied" in text for text in told)
     else:
         assert failed == []
     for row in failed:
         del expected[row.cell], found[row.cell]
     assert found == expected
     assert len(rows) == 10
-    assert "2 at a time" in told.told
+    assert "2 at a time" in told
     assert sorted(each.name for each in tmp_path.glob("results*")) == [
         path.name,
         f"{path.name}-lock",
@@ -186,11 +171,3 @@ def test_engines_by_name() -> None:
             engine_of(words)
     with pytest.raises(OptionError, match="jobs"):
         engine_of("joblib:0")
-
-
-def test_jobs_or_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
-    both = ["bench", "digits", "--jobs", "2", "--engine", "dask://here:1"]
-    assert command(both) == 2
-    assert "Give --jobs N, for processes of this machine, or --engine" in capsys.readouterr().err
-    assert command(["bench", "digits", "--engine", "processes"]) == 2
-    assert "An engine is `joblib:N`" in capsys.readouterr().err

@@ -58,7 +58,7 @@ class ShuffledEngine:
 
     seed: int = 0
     workers: int = 3
-    elsewhere: bool = True
+    remote: bool = True
     lost: int = 0  # tasks that end so
     done: int = 0
 

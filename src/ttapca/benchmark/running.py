@@ -24,8 +24,8 @@ from ttapca.benchmark.plan import Unit
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.rows import ClassLabels, Row
 from ttapca.benchmark.subject import Condition, ImageCache, ImageSource, Subject
+from ttapca.engines import Engine, Finished, Lost, SerialEngine
 from ttapca.engines.artifacts import Artifact, folder_beside, write_artifact
-from ttapca.engines.engine import Engine, Finished, Lost, SerialEngine
 from ttapca.support.disk import make_folder
 from ttapca.support.progress import Reporter, Silent, counted
 
@@ -94,10 +94,10 @@ def run(
         clean = subject.source.clean
         classes = tuple(clean.labels.tolist())
         results.add_labels(ClassLabels(todo[0].cells[0].data, clean.class_names, classes))
-        if engine.elsewhere:
+        if engine.remote:
             todo = interleaved(todo, engine.workers)
         tasks = [Assignment(unit, shlex.join(command(unit)) if command else "") for unit in todo]
-        if not engine.elsewhere:
+        if not engine.remote:
             progress = _Progress(reporter, todo, len(units))
             _write(engine.run(tasks, _local_work(subject, progress)), results, progress)
             return

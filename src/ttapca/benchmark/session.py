@@ -33,7 +33,7 @@ from ttapca.benchmark.subject import (
     read_measured,
 )
 from ttapca.datasets import CIFAR10_500, FROST, Choice, Images, Split, TensorBatches, choose, load
-from ttapca.engines.engine import Engine, engine_of
+from ttapca.engines import Engine, engine_of
 from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.networks.evaluation import predict_all
@@ -160,7 +160,7 @@ class Benchmark:
             check_shape(subject)
             if self._saved_filter is not None:
                 subject.fingerprints += (filter_fingerprint(subject, self._saved_filter),)
-        if engine.elsewhere:
+        if engine.remote:
             path, fingerprint = Path(self.plan.data), subject.source.fingerprint
             data = str(path.absolute()) if path.exists() else self.plan.data
             subject.source.recipe = partial(

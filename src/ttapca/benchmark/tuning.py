@@ -36,7 +36,7 @@ from ttapca.benchmark.subject import Condition, Subject
 from ttapca.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, STANDARD
 from ttapca.corruptions.catalogue import find_all
 from ttapca.datasets import Images, Split
-from ttapca.engines.engine import Engine, engine_of
+from ttapca.engines import Engine, engine_of
 from ttapca.errors import DataNotFoundError, OptionError, did_you_mean
 
 SEED = 1  # of corrupted images; those that are reported have 0

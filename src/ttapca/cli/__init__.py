@@ -9,28 +9,16 @@ from __future__ import annotations
 
 import sys
 
-EXTRA_OF_PACKAGE = {
-    "typer": "cli",
-    "rich": "cli",
-    "sklearn": "demo",
-    "scipy": "data",
-    "cv2": "data",
-    "PIL": "data",
-    "pooch": "data",
-    "joblib": "data",
-    "cloudpickle": "data",
-    "distributed": "cluster",
-    "tensorboard": "train",
-    "matplotlib": "report",
-    "jinja2": "report",
-    "pandas": "report",
-    "fastapi": "serve",
-    "uvicorn": "serve",
-    "prometheus_client": "serve",
-    "python_multipart": "serve",
-    "optuna": "tune",
-    "onnx": "onnx",
-    "onnxscript": "onnx",
+PACKAGES_OF_EXTRA = {
+    "cli": ("typer", "rich"),
+    "demo": ("sklearn",),
+    "data": ("scipy", "cv2", "PIL", "pooch", "joblib", "cloudpickle"),
+    "cluster": ("distributed",),
+    "train": ("tensorboard",),
+    "report": ("matplotlib", "jinja2", "pandas"),
+    "serve": ("fastapi", "uvicorn", "prometheus_client", "python_multipart"),
+    "tune": ("optuna",),
+    "onnx": ("onnx", "onnxscript"),
 }
 
 
@@ -42,11 +30,12 @@ def main() -> None:
         code = run()
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRA_OF_PACKAGE:
+        extras = [name for name, packages in PACKAGES_OF_EXTRA.items() if package in packages]
+        if not extras:
             raise
         sys.stderr.write(
             f"error: this command needs the package `{package}`, which is not installed; "
-            f"get it with: pip install 'ttapca[{EXTRA_OF_PACKAGE[package]}]'\n"
+            f"get it with: pip install 'ttapca[{extras[0]}]'\n"
         )
         code = 1
     except KeyboardInterrupt:  # while packages are still being imported

@@ -6,8 +6,7 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any
 
@@ -20,9 +19,7 @@ from ttapca.cli import (
     bench,
     corrupt,
     data,
-    demo,
     evaluate,
-    export_onnx,
     feed,
     fit,
     listings,
@@ -44,9 +41,7 @@ from ttapca.errors import (
     refused_memory,
 )
 
-FAILED = 1
-USAGE = 2
-INTERRUPTED = 130
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 # The call makes no sense or names something that does not exist: running it again cannot help.
 # `NotEnoughDataError` too: more images, components or larger batches were asked for than there are.
@@ -59,7 +54,7 @@ USAGE_ERRORS = (
 )
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": demo.demo,
+    "demo": reproduce.demo,
     "layers": listings.layers,
     "train": train.train,
     "fit": fit.fit,
@@ -72,14 +67,14 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "figure": publish.figure,
     "serve": serve.serve,
     "feed": feed.feed,
-    "export-onnx": export_onnx.export_onnx,
+    "export-onnx": serve.export_onnx,
     "corrupt": corrupt.corrupt,
     "methods": listings.methods,
 }
 DATA_COMMANDS: dict[str, Callable[..., None]] = {"get": data.get, "list": data.list_}
 
 
-class _PlainFlags:
+class _PlainSwitches:
     """Help in which a switch has no type: `--json` instead of `--json <bool>`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -90,10 +85,10 @@ class _PlainFlags:
         return found
 
 
-class _Command(_PlainFlags, TyperCommand): ...
+class _Command(_PlainSwitches, TyperCommand): ...
 
 
-class _Group(_PlainFlags, TyperGroup):
+class _Group(_PlainSwitches, TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [_home_written_out(word) for word in args])
 
@@ -110,12 +105,11 @@ def _flat(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
-        if not is_dataclass(parameter.annotation):
+        if is_dataclass(parameter.annotation):
+            groups[name] = parameter.annotation
+            parameters.extend(inspect.signature(groups[name], eval_str=True).parameters.values())
+        else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        group: Any = parameter.annotation
-        groups[name] = group
-        parameters.extend(inspect.signature(group, eval_str=True).parameters.values())
 
     def call(**given: Any) -> None:
         for name, group in groups.items():
@@ -163,49 +157,46 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure") and stream.encoding.lower() not in ("utf-8", "utf8"):
             stream.reconfigure(errors="replace")
     try:
-        with _plain_warnings():
-            app(arguments, standalone_mode=True)
+        with warnings.catch_warnings():
+            warnings.showwarning = _plainly(warnings.showwarning)
+            app(arguments)
     except TtapcaError as error:
-        return _fail(str(error), USAGE if isinstance(error, USAGE_ERRORS) else FAILED)
+        return _end(f"error: {on_the_command_line(str(error))}", _code_of(error))
     except KeyboardInterrupt:
-        return _interrupted()
+        return _end("interrupted", INTERRUPTED)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:  # typer has turned Ctrl-C into an exit without a message
-            return _interrupted()
+            return _end("interrupted", INTERRUPTED)
         return stop.code if isinstance(stop.code, int) else FAILED
     except OSError as error:  # such as a full disk or a missing permission
         place = f": {error.filename}" if error.filename is not None else ""  # none for a stream
-        return _fail(f"{error.strerror or error}{place}", FAILED)
+        return _end(f"error: {error.strerror or error}{place}", FAILED)
     except (MemoryError, RuntimeError) as error:
         refused = refused_memory(error)
         if refused is None:
             raise
         advice = "Use fewer or smaller images, smaller batches, or close other programs."
-        return _fail(f"This needs more memory than there is: {refused}. {advice}", FAILED)
+        text = f"error: This needs more memory than there is: {refused}. {advice}"
+        return _end(text, FAILED)
     return 0
 
 
-def _interrupted() -> int:
-    sys.stderr.write("interrupted\n")
-    return INTERRUPTED
+def _code_of(error: TtapcaError) -> int:
+    return USAGE if isinstance(error, USAGE_ERRORS) else FAILED
 
 
-def _fail(text: str, code: int) -> int:
-    sys.stderr.write(f"error: {on_the_command_line(text)}\n")
+def _end(text: str, code: int) -> int:
+    sys.stderr.write(f"{text}\n")
     return code
 
 
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Show the library's warnings as sentences, without the line of code they come from."""
-    with warnings.catch_warnings():
-        others = warnings.showwarning
+def _plainly(others: Callable[..., None]) -> Callable[..., None]:
+    """Show warnings of the library as sentences, without the line of code they come from."""
 
-        def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-            if issubclass(category, TtapcaWarning):
-                sys.stderr.write(f"warning: {on_the_command_line(str(message))}\n")
-            else:
-                others(message, category, *rest)
+    def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+        if issubclass(category, TtapcaWarning):
+            sys.stderr.write(f"warning: {on_the_command_line(str(message))}\n")
+        else:
+            others(message, category, *rest)
 
-        warnings.showwarning = show  # type: ignore[assignment]
-        yield
+    return show

@@ -7,10 +7,10 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ttapca.engines import Engine
     from ttapca.networks import Normalisation
 
-Value = TypeVar("Value")  # of an option
 MOST_NUMBERS = 10_000
 # One number, or the ends of a range. Python refuses to read numbers of thousands of digits.
 WHOLE_NUMBERS = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
@@ -36,15 +35,21 @@ SIDE = re.compile(r"0*[1-9]\d{0,8}", re.ASCII)  # of an image, or its channels
 
 DATA = "cifar10, cifar100, cifar10-500, digits, or a path to images."
 MODEL = "A packaged network, a file of weights, hf:NAME, timm:NAME, or package.module:factory."
+MODEL_NAME = {"metavar": "MODEL", "autocompletion": completion.networks}
 ORDER = "auto (shuffled if stored class by class), shuffled, sorted or stored."
 NORMALISE = "Normalisation, if the file states none: none, half, cifar10, imagenet, ..."
 EPS = "What norms add to variances (default: as usual for the network); 1e-3 from Keras."
-ANY_SIZE = "Let it take images of another size than it is known for."
+ROUTE = (
+    "auto, pca, dct (cosines), or one of the ways to PCA: folded, exact, gram, randomised. auto "
+    "takes cosines of images with more than 1,024 numbers."
+)
+OUTPUTS = "What outputs mean: multiclass, binary, multilabel"
+
 DataArgument = Annotated[
-    str, Argument(metavar="DATA", help=DATA, autocompletion=completion.data_set)
+    str, Argument(metavar="DATA", help=DATA, autocompletion=completion.data_sets)
 ]
 DataOption = Annotated[
-    str | None, Option(metavar="DATA", help=DATA, autocompletion=completion.data_set)
+    str | None, Option(metavar="DATA", help=DATA, autocompletion=completion.data_sets)
 ]
 DataFolder = Annotated[
     Path | None,
@@ -66,6 +71,10 @@ EngineOption = Annotated[
     str | None,
     Option("--engine", metavar="ENGINE", help="dask://HOST:PORT: share it among machines."),
 ]
+ResultsFile = Annotated[
+    Path, Option(metavar="FILE", help="The results file; an unfinished one is continued.")
+]
+RetryFailed = Annotated[bool, Option("--retry-failed", help="Repeat what failed.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 InputShape = Annotated[
     str | None,
@@ -78,19 +87,9 @@ LayerOption = Annotated[
     str | None,
     Option(metavar="NAME", help="Layer of the filter (default: as `ttapca layers` recommends)."),
 ]
-ROUTE = (
-    "auto, pca, dct (cosines), or one of the ways to PCA: folded, exact, gram, randomised. auto "
-    "takes cosines of images with more than 1,024 numbers."
-)
-RouteOption = Annotated[str, Option(metavar="NAME", help=ROUTE)]
-OUTPUTS = "What outputs mean: multiclass, binary, multilabel"
-FitOutputsOption = Annotated[
-    str | None,
-    Option("--outputs", metavar="KIND", help=f"{OUTPUTS} or regression (default: by their shape)."),
-]
+RouteOption = Annotated[str | None, Option(metavar="NAME", help=ROUTE)]
 OutputsOption = Annotated[
-    str | None,
-    Option("--outputs", metavar="KIND", help=f"{OUTPUTS} (default: by their shape)."),
+    str | None, Option("--outputs", metavar="KIND", help=f"{OUTPUTS} (default: by their shape).")
 ]
 FilterOption = Annotated[
     Path | None,
@@ -102,17 +101,9 @@ FilterOption = Annotated[
 class ModelOptions:
     """Options that name a network."""
 
-    model: Annotated[
-        str | None, Argument(metavar="MODEL", help=MODEL, autocompletion=completion.network)
-    ] = None
+    model: Annotated[str | None, Argument(help=MODEL, **MODEL_NAME)] = None
     model_option: Annotated[
-        str | None,
-        Option(
-            "--model",
-            metavar="MODEL",
-            help="Another way to give MODEL.",
-            autocompletion=completion.network,
-        ),
+        str | None, Option("--model", help="Another way to give MODEL.", **MODEL_NAME)
     ] = None
     weights: Annotated[
         Path | None,
@@ -134,11 +125,7 @@ class ModelOptions:
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.insert(0, here)
-        return NetworkSource(name, self.weights, self.architecture, self.normalisation())
-
-    def normalisation(self) -> str | Normalisation | None:
-        """Return the stated normalisation of images; None where none is stated."""
-        return None
+        return NetworkSource(name, self.weights, self.architecture)
 
 
 @dataclass(kw_only=True)
@@ -149,37 +136,34 @@ class NetworkOptions(ModelOptions):
     mean: Annotated[str | None, Option(metavar="M[,M,M]", help="Mean of the normalisation.")] = None
     std: Annotated[str | None, Option(metavar="S[,S,S]", help="Its standard deviation.")] = None
     eps: Annotated[float | None, Option(metavar="NUMBER", help=EPS)] = None
-    any_size: Annotated[bool, Option("--any-size", help=ANY_SIZE)] = False
+    any_size: Annotated[
+        bool, Option("--any-size", help="Let it take images of another size than it is known for.")
+    ] = False
 
     def source(self, default: str | None = None) -> NetworkSource:
         """Return the named network, or else the default, with all that is said about it."""
-        source = super().source(default)
-        return dataclasses.replace(source, eps=self.eps, any_size=self.any_size)
+        return dataclasses.replace(
+            super().source(default),
+            normalisation=self._normalisation(),
+            eps=self.eps,
+            any_size=self.any_size,
+        )
 
-    def normalisation(self) -> str | Normalisation | None:
-        """Return the stated normalisation of images; None where none is stated."""
+    def _normalisation(self) -> str | Normalisation | None:
         from ttapca.networks import Normalisation
 
         if self.mean is None and self.std is None:
             return self.normalise
         if self.normalise is not None or self.mean is None or self.std is None:
             raise OptionError("Give --normalise NAME, or both --mean and --std.")
-        numbers = []
-        for option, text in (("--mean", self.mean), ("--std", self.std)):
-            try:
-                numbers.append(tuple(float(part) for part in text.split(",")))
-            except ValueError:
-                raise OptionError(
-                    f"{option} takes numbers with commas, such as 0.49,0.48,0.45; found `{text}`."
-                ) from None
-        return Normalisation(*numbers)
+        return Normalisation(_numbers("--mean", self.mean), _numbers("--std", self.std))
 
 
 @dataclass(kw_only=True)
 class ImageOptions:
     """Options that say which images are read, and in which order."""
 
-    data: Annotated[str, Option(metavar="DATA", help=DATA, autocompletion=completion.data_set)]
+    data: Annotated[str, Option(metavar="DATA", help=DATA, autocompletion=completion.data_sets)]
     folder: DataFolder = None
     size: ImageSize = None
     shorter_side: ShorterSide = None
@@ -196,18 +180,17 @@ class ImageOptions:
 
     def shards(self) -> Shards:
         """Return the shards that DATA names, all of their images in stored order."""
-        asked = {
+        given = {
             "--in": self.folder is not None,
             "--limit": self.limit is not None,
             "--order": self.order not in ("auto", "stored"),
             "--seed": self.seed != 0,
         }
-        for option, is_given in asked.items():
-            if is_given:
-                raise OptionError(
-                    f"{option} is for data that are read as a whole; shards are read in stored "
-                    f"order, all of them. Leave it out, or name fewer shards than `{self.data}`."
-                )
+        refuse(
+            given,
+            "is for data that are read as a whole; shards are read in stored order, all of them. "
+            f"Leave it out, or name fewer shards than `{self.data}`.",
+        )
         with ConsoleReporter() as reporter:
             reporter.advance(f"counting the images of {self.data}", 0, None)
             return open_shards(self.data, size=self.size, shorter_side=self.shorter_side)
@@ -218,24 +201,10 @@ def cache_root() -> Path:
 
     It is `TTAPCA_HOME`, else `$XDG_CACHE_HOME/ttapca`, else `~/.cache/ttapca`. An empty variable
     counts as unset.
-
-    Example:
-        >>> cache_root().is_absolute()
-        True
     """
-    own = os.environ.get("TTAPCA_HOME")
-    if own:
-        return Path(own).expanduser().absolute()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    base = Path(shared).expanduser() if shared else Path.home() / ".cache"
-    return base.absolute() / "ttapca"
-
-
-def cores() -> int:
-    """Return how many cores this process may use, which can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("TTAPCA_HOME") or f"{shared}/ttapca"
+    return Path(home).expanduser().absolute()
 
 
 def read_images(data: str, split: Split, folder: Path | None, **options: Any) -> Images:
@@ -246,7 +215,7 @@ def read_images(data: str, split: Split, folder: Path | None, **options: Any) ->
 
 
 def engine(jobs: int | None, words: str | None) -> Engine:
-    """Return where work is done: in this process, in several, or on other machines."""
+    """Return the engine that two options name; without them, this process."""
     from ttapca.engines import engine_of
 
     if jobs is not None and words is not None:
@@ -257,7 +226,7 @@ def engine(jobs: int | None, words: str | None) -> Engine:
 
 
 def input_shape(words: str | None, network: nn.Module) -> tuple[int, ...] | None:
-    """Return the shape of an image from words such as `3x32x32`, or else what the network says."""
+    """Return the shape of an image from words such as `3x32x32`, or else that of the network."""
     from ttapca.networks import ImageNetwork
 
     if words is None:
@@ -269,24 +238,23 @@ def input_shape(words: str | None, network: nn.Module) -> tuple[int, ...] | None
 
 
 def separated(text: str | None) -> tuple[str, ...] | None:
-    """Return the words of a list with commas; None where the option is not given.
-
-    Example:
-        >>> separated("bn, tent")
-        ('bn', 'tent')
-    """
+    """Return the words of a list with commas; None if the option is not given."""
     if text is None:
         return None
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    """Return the whole numbers and ranges of a list; None where the option is not given.
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise OptionError(
+            f"{option} takes numbers with commas, such as 0.49,0.48,0.45; found `{text}`."
+        ) from None
 
-    Example:
-        >>> whole_numbers("--seeds", "5,1-3")
-        (5, 1, 2, 3)
-    """
+
+def whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    """Return the whole numbers and ranges of a list; None if the option is not given."""
     if text is None:
         return None
     found: list[int] = []
@@ -302,33 +270,34 @@ def whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
 
 
 def value_of(text: str) -> Any:
-    """Return the value of a method's option: read as TOML if it is TOML, else the text.
-
-    Example:
-        >>> value_of("0.5"), value_of("true"), value_of("layer2")
-        (0.5, True, 'layer2')
-    """
+    """Return the value of a method's option: read as TOML if it is TOML, else the text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # no TOML, or a number of thousands of digits
         return text.strip()
 
 
-def given_once(options: Iterable[tuple[str, Value]]) -> dict[str, Value]:
-    """Return the values of options by name; one that is given twice is refused.
-
-    Example:
-        >>> given_once([("lr", 1), ("steps", 2)])
-        {'lr': 1, 'steps': 2}
-    """
-    found: dict[str, Value] = {}
-    for name, value in options:
-        if name in found:
+def method_options(
+    words: Iterable[str] | None, form: str, taken: Iterable[str] = ()
+) -> dict[str, str]:
+    """Return the texts of NAME=VALUE by name; a name that is given twice is refused."""
+    found: dict[str, str] = {}
+    for word in words or ():
+        name, equals, text = (part.strip() for part in word.partition("="))
+        if not (name and equals):
+            raise OptionError(f"--option takes {form}; found `{word}`.")
+        if name in found or name in taken:
             raise OptionError(
                 f"`{name}` is given twice; the first of the two would be lost. Leave one out."
             )
-        found[name] = value
+        found[name] = text
     return found
+
+
+def refuse(given: Mapping[str, bool], reason: str) -> None:
+    """Refuse the first of these options that is given."""
+    for option in (option for option, is_given in given.items() if is_given):
+        raise OptionError(f"{option} {reason}")
 
 
 def check_place(to: Path, option: str = "--to") -> None:

@@ -1,4 +1,4 @@
-"""`ttapca bench`: compare methods on corrupted images; what is finished is never run twice."""
+"""`ttapca bench`: compare methods on corrupted images; no measurement is made twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from typer import Option
 
 from ttapca.benchmark.rows import CLEAN, SETTINGS, Cell, Row, Setting
@@ -25,14 +25,12 @@ if TYPE_CHECKING:
 
 LISTS = ("methods", "corruptions", "settings")
 NUMBERS = ("severities", "batch_sizes", "seeds", "steps", "components")
-# A row of the summary names these values where a plan has several of them.
+# A row of the summary names these values if a plan has several of them.
 VARIED = ("batch_size", "components", "steps", "options")
 
 SUMMARY = "Mean error [%] over corruptions, ±: 95 % interval over images"
-RETRY = "--retry-failed repeats what failed"
 AFTER_THE_LAST = "after the last finished measurement"
 MOST_ACROSS = 2  # settings beside one another in 80 columns
-Found = dict[tuple[str, Setting, bool], list[Row]]  # by label, setting, clean or not
 
 
 @dataclass(kw_only=True)
@@ -42,11 +40,13 @@ class PlanOptions:
     data: arguments.DataOption = None
     methods: Annotated[
         str | None,
-        Option(help="Names from `ttapca methods`.", autocompletion=completion.methods),
+        Option(help="Names from `ttapca methods`.", autocompletion=completion.method_list),
     ] = None
     corruptions: Annotated[
         str | None,
-        Option(help="Names, standard, extra, all, clean.", autocompletion=completion.corruptions),
+        Option(
+            help="Names, standard, extra, all, clean.", autocompletion=completion.corruption_list
+        ),
     ] = None
     severities: Annotated[str | None, Option(help="Such as 5, 1-5 or 1,3,5.")] = None
     settings: arguments.Settings = None
@@ -56,7 +56,7 @@ class PlanOptions:
     lr: Annotated[float | None, Option(help="Learning rate of gradient steps.")] = None
     components: arguments.Components = None
     layer: arguments.LayerOption = None
-    route: Annotated[str | None, Option(metavar="NAME", help=arguments.ROUTE)] = None
+    route: arguments.RouteOption = None
     outputs: arguments.OutputsOption = None
     images: Annotated[int | None, Option(help="Test images, equally of each class.")] = None
     corrupted: Annotated[
@@ -71,7 +71,7 @@ class PlanOptions:
     def changes(self) -> dict[str, Any]:
         """Return the values of a plan by name; None for those that are not given."""
         values = dict(vars(self))
-        values["method"] = _method_options(values.pop("option") or [])
+        values["method"] = _method_options(values.pop("option"))
         for name in LISTS:
             values[name] = arguments.separated(values[name])
         for name in NUMBERS:
@@ -82,13 +82,11 @@ class PlanOptions:
 def bench(
     wishes: PlanOptions,
     network: arguments.NetworkOptions,
-    to: Annotated[
-        Path, Option(metavar="FILE", help="The results file; an unfinished one is continued.")
-    ] = Path("results.sqlite"),
+    to: arguments.ResultsFile = Path("results.sqlite"),
     plan: Annotated[Path | None, Option(metavar="FILE", help="A plan in TOML.")] = None,
     preset: Annotated[str | None, Option(help="A plan by name: paper-tables, ...")] = None,
     filter: arguments.FilterOption = None,
-    retry_failed: Annotated[bool, Option("--retry-failed", help="Repeat what failed.")] = False,
+    retry_failed: arguments.RetryFailed = False,
     jobs: arguments.Jobs = None,
     engine: arguments.EngineOption = None,
     dry_run: Annotated[bool, Option("--dry-run", help="List the runs of the plan.")] = False,
@@ -103,7 +101,7 @@ def bench(
     with `wiener` beside its methods: fifteen corruptions at severity 5, episodic and online,
     batches of 200, one step, 2,000 components.
     """
-    from ttapca.benchmark.plan import plan_of, read_values
+    from ttapca.benchmark.plan import plan_of, preset_file, read_values
     from ttapca.benchmark.session import Benchmark
 
     if dry_run and as_json:
@@ -111,7 +109,10 @@ def bench(
             "--json would have no effect: a dry run measures nothing, and lists its runs line by "
             "line. Leave out --json or --dry-run."
         )
-    changes, file = wishes.changes(), _plan_file(plan, preset)
+    changes = wishes.changes()
+    if plan is not None and preset is not None:
+        raise OptionError("Give --plan FILE or --preset NAME; found both.")
+    file = plan if preset is None else preset_file(preset)
     values = {} if file is None else read_values(file)
     source = network.source(default=values.get("model"))
     if source.only_data is not None:
@@ -131,25 +132,22 @@ def bench(
         return
     found = arguments.engine(jobs, engine)
     rows = run_benchmark(benchmark, to, retry_failed=retry_failed, engine=found)
+    failed = failures(rows)
     if as_json:
         print_json([row.record() for row in rows])
     else:
-        _print_summary(rows, to)
-    failed = sum(row.outcome.status == "failed" for row in rows)
-    if failed and not retry_failed:
-        typer.echo(f"bench: {counted(failed, 'measurement')} failed; {RETRY}", err=True)
-    exit_if_failed(rows)
+        _print_summary(rows)
+        lost = f", {failed:,} of them failed" if failed else ""
+        typer.echo(f"{to}: {counted(len(rows), 'measurement')}{lost}")
+    said = f"bench: {counted(failed, 'measurement')} failed"
+    exit_if_failed(failed, "" if retry_failed else said)
 
 
 def refuse_without_effect(plan: Plan, given: Mapping[str, object]) -> None:
-    """Refuse options of the command line that change nothing in a comparison.
+    """Refuse values of the command line that change nothing in a comparison.
 
-    What a plan says in its file is not refused: --methods may name fewer methods than it was
+    Values in the file of a plan are not refused: --methods may name fewer methods than it was
     written for.
-
-    Args:
-        plan: With all that was given.
-        given: Values on the command line, by their names in a plan; None where there is none.
     """
     from ttapca.methods.method import registration
 
@@ -172,9 +170,16 @@ def refuse_without_effect(plan: Plan, given: Mapping[str, object]) -> None:
         raise OptionError(f"--{name} would have no effect: {reason}. Leave it out.")
 
 
-def exit_if_failed(rows: Sequence[Row]) -> None:
-    """End the command with exit code 1 if a measurement failed."""
-    if any(row.outcome.status == "failed" for row in rows):
+def failures(rows: Sequence[Row]) -> int:
+    """Return how many measurements failed."""
+    return sum(row.outcome.status == "failed" for row in rows)
+
+
+def exit_if_failed(count: int, said: str = "") -> None:
+    """End the command with exit code 1 if anything failed; say so, and how to repeat it."""
+    if count and said:
+        typer.echo(f"{said}; --retry-failed repeats what failed", err=True)
+    if count:
         raise typer.Exit(1)
 
 
@@ -203,75 +208,49 @@ def _list_units(benchmark: Benchmark) -> None:
     typer.echo(f"{counted(count, 'measurement')}, {counted(images, 'image')}", err=True)
 
 
-def _plan_file(path: Path | None, preset: str | None) -> Path | None:
-    from ttapca.benchmark.plan import preset_file
-
-    if path is not None and preset is not None:
-        raise OptionError("Give --plan FILE or --preset NAME; found both.")
-    return path if preset is None else preset_file(preset)
-
-
-def _method_options(words: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _method_options(words: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+    """Return the options of each method."""
+    form = "METHOD.NAME=VALUE, such as tent.lr=0.01"
     table: dict[str, dict[str, Any]] = {}
-    for name, value in arguments.given_once(map(_method_option, words)).items():
+    for name, text in arguments.method_options(words, form).items():
         method, _, option = name.rpartition(".")
-        table.setdefault(method, {})[option] = value
+        if not (method and option):
+            raise OptionError(f"--option takes {form}; found `{name}={text}`.")
+        table.setdefault(method, {})[option] = arguments.value_of(text)
     return table
 
 
-def _method_option(word: str) -> tuple[str, Any]:
-    """Return METHOD.NAME and the value of an option."""
-    name, equals, text = word.partition("=")
-    method, _, option = name.strip().rpartition(".")
-    if not (equals and method and option):
-        raise OptionError(
-            f"--option takes METHOD.NAME=VALUE, such as tent.lr=0.01; found `{word}`."
-        )
-    return f"{method}.{option}", arguments.value_of(text)
+def _print_summary(rows: Sequence[Row]) -> None:
+    """Print the mean error of each method in each setting, on corrupted and on clean images.
 
-
-def _print_summary(rows: Sequence[Row], to: Path) -> None:
-    """Print the mean error of each method in each setting, on corrupted and on clean images."""
-    found: Found = {}
+    Many settings are shown below one another: they need no more width.
+    """
+    found: dict[tuple[str, Setting, bool], list[Row]] = {}
     for row in rows:
         place = _label(row.cell, rows), row.cell.setting, row.cell.corruption == CLEAN
         found.setdefault(place, []).append(row)
-    few = len({setting for _, setting, _ in found}) <= MOST_ACROSS
+    labels = dict.fromkeys(label for label, _, _ in found)
+    places = sorted({(SETTINGS.index(setting), clean) for _, setting, clean in found})
+    settings = dict.fromkeys(SETTINGS[number] for number, _ in places)
     typer.echo(SUMMARY)  # as a title it would be wrapped to the width of the table
-    Console().print(_across(found) if few else _down(found))
-    failed = sum(row.outcome.status == "failed" for row in rows)
-    lost = f", {failed:,} of them failed" if failed else ""
-    typer.echo(f"{to}: {counted(len(rows), 'measurement')}{lost}")
-
-
-def _across(found: Found) -> Table:
-    """Return a table with a row for each method, its settings beside one another."""
-    places = {place[1:] for place in found}
-    columns = sorted(places, key=lambda each: (SETTINGS.index(each[0]), each[1]))
-    table = Table("method")
-    table.columns[0].no_wrap = True
-    for setting, clean in columns:
-        table.add_column(f"{setting}, clean" if clean else setting, justify="right")
-    for label in dict.fromkeys(place[0] for place in found):
-        table.add_row(label, *(_mean(found.get((label, *each), [])) for each in columns))
-    return table
-
-
-def _down(found: Found) -> Table:
-    """Return a table with a row for each setting and method: many settings need no more width."""
-    kinds = sorted({clean for _, _, clean in found})
-    lines = dict.fromkeys((setting, label) for label, setting, _ in found)
-    table = Table("setting", "method")
-    for clean in kinds:
-        table.add_column("clean" if clean else "corrupted", justify="right")
-    last = ""
-    for setting, label in sorted(lines, key=lambda line: SETTINGS.index(line[0])):  # stable
-        if setting != last:
+    if len(settings) <= MOST_ACROSS:
+        table = Table(Column("method", no_wrap=True))
+        for number, clean in places:
+            table.add_column(SETTINGS[number] + ", clean" * clean, justify="right")
+        for label in labels:
+            means = (_mean(found.get((label, SETTINGS[n], clean), [])) for n, clean in places)
+            table.add_row(label, *means)
+    else:
+        table, kinds = Table("setting", "method"), sorted({clean for _, clean in places})
+        for clean in kinds:
+            table.add_column("clean" if clean else "corrupted", justify="right")
+        for setting in settings:
             table.add_section()
-        means = (_mean(found.get((label, setting, clean), [])) for clean in kinds)
-        table.add_row(setting if setting != last else "", label, *means)
-        last = setting
-    return table
+            own = dict.fromkeys(each for each, other, _ in found if other == setting)
+            for number, label in enumerate(own):
+                means = (_mean(found.get((label, setting, clean), [])) for clean in kinds)
+                table.add_row("" if number else setting, label, *means)
+    Console().print(table)
 
 
 def _label(cell: Cell, rows: Sequence[Row]) -> str:

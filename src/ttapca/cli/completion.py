@@ -1,8 +1,8 @@
-"""What the shell offers on Tab for values of options: methods, data sets, corruptions, networks.
+"""The names that the shell offers on Tab; typer keeps the names that begin as typed.
 
 `ttapca --install-completion` teaches it to the shell. A person waits for each answer, so nothing
-here imports torch, and OpenCV is imported for corruptions only. Where a value may also be a path
-and no name fits, the shell offers files.
+here imports torch, and OpenCV is imported for corruptions only. If a value may also be a path and
+no name fits, the shell offers files.
 """
 
 from __future__ import annotations
@@ -11,80 +11,37 @@ import re
 from collections.abc import Callable, Iterable
 from importlib.resources import files
 
-from ttapca.datasets.catalog import DATA_SETS
-from ttapca.datasets.layouts import CIFAR10_500, DIGITS
-from ttapca.datasets.sources import FROST
+from ttapca.datasets import CIFAR10_500, DATA_SETS, DIGITS, FROST
 
 GROUPS = ("standard", "extra", "all", "clean")
 
-Complete = Callable[[str], list[str]]
 
-
-def one_of(names: Callable[[], Iterable[str]]) -> Complete:
-    """Return a function that completes one name.
-
-    Example:
-        >>> one_of(lambda: ("bn", "tent"))("t")
-        ['tent']
-    """
+def listed(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return a function that completes the last name of a list such as `tent,bn`."""
 
     def complete(incomplete: str) -> list[str]:
-        return [name for name in names() if name.startswith(incomplete)]
+        before, comma, _ = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in names() if name not in before.split(",")]
 
     return complete
 
 
-def some_of(names: Callable[[], Iterable[str]]) -> Complete:
-    """Return a function that completes the last name of a list with commas.
-
-    Example:
-        >>> some_of(lambda: ("bn", "tent"))("tent,b")
-        ['tent,bn']
-    """
-
-    def complete(incomplete: str) -> list[str]:
-        before, comma, last = incomplete.rpartition(",")
-        taken = before.split(",")
-        free = (name for name in names() if name not in taken)
-        return [f"{before}{comma}{name}" for name in free if name.startswith(last)]
-
-    return complete
+def methods() -> list[str]:
+    """Return the names of all methods, read from their files: to import them takes torch."""
+    sources = files("ttapca").joinpath("methods").iterdir()
+    texts = [each.read_text("utf-8") for each in sources if each.name.endswith(".py")]
+    return [name for text in texts for name in re.findall(r'@register\(\s*"([^"]+)"', text)]
 
 
-def method_names() -> list[str]:
-    """Return the names of all methods, read from their files: to import them takes torch.
-
-    Example:
-        >>> "tent" in method_names()
-        True
-    """
-    sources = (
-        each.read_text("utf-8")
-        for each in files("ttapca").joinpath("methods").iterdir()
-        if each.name.endswith(".py")
-    )
-    return [name for source in sources for name in re.findall(r'@register\(\s*"([^"]+)"', source)]
-
-
-def packaged_networks() -> list[str]:
-    """Return the names of networks that come with the package, and of the one of the demo.
-
-    Example:
-        >>> "cifar10-resnet20" in packaged_networks()
-        True
-    """
-    weights = files("ttapca").joinpath("networks", "weights")
-    names = (entry.name for entry in weights.iterdir())
+def networks() -> list[str]:
+    """Return the names of networks that come with the package, and of the one of the demo."""
+    weights = files("ttapca").joinpath("networks", "weights").iterdir()
+    names = (each.name for each in weights)
     return sorted({DIGITS, *(name[:-5] for name in names if name.endswith(".json"))})
 
 
-def corruption_names() -> Iterable[str]:
-    """Return the names of all corruptions; none where the extra that makes them is not installed.
-
-    Example:
-        >>> "fog" in corruption_names()
-        True
-    """
+def corruptions() -> Iterable[str]:
+    """Return the names of all corruptions; none if the extra that makes them is not installed."""
     try:
         from ttapca.corruptions.catalogue import CORRUPTIONS
     except ImportError:
@@ -92,10 +49,15 @@ def corruption_names() -> Iterable[str]:
     return CORRUPTIONS
 
 
-method = one_of(method_names)
-methods = some_of(method_names)
-data_set = one_of(lambda: (DIGITS, CIFAR10_500, *DATA_SETS))
-to_fetch = one_of(lambda: (*DATA_SETS, FROST))
-corruption = one_of(corruption_names)
-corruptions = some_of(lambda: (*GROUPS, *corruption_names()))
-network = one_of(packaged_networks)
+def data_sets() -> tuple[str, ...]:
+    """Return the names of data sets that can be read."""
+    return (DIGITS, CIFAR10_500, *DATA_SETS)
+
+
+def to_fetch() -> tuple[str, ...]:
+    """Return the names of data that `ttapca data get` can get."""
+    return (*DATA_SETS, FROST)
+
+
+method_list = listed(methods)
+corruption_list = listed(lambda: (*GROUPS, *corruptions()))

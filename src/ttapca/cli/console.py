@@ -1,16 +1,18 @@
-"""What commands write: JSON to standard output; to standard error progress, and messages.
+"""What commands write: JSON and tables to standard output, progress and messages to standard error.
 
 Messages of the library are put into words of the command line.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -24,9 +26,15 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 from ttapca.support.parsing import finite
+
+if TYPE_CHECKING:
+    from ttapca.benchmark.tables import ResultTable, Value
+
+STYLES = {"failed": "red", "missing": "dim"}  # of values in a table of results
 
 
 def print_json(content: object) -> None:
@@ -56,13 +64,12 @@ class ConsoleReporter:
     ) -> None:
         self._title, self._lines, self._goes_on = title, lines, goes_on
         self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        counts: tuple[ProgressColumn, ...] = (_Count(), TimeRemainingColumn())
-        if counted == "bytes":
-            counts = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        steps: tuple[ProgressColumn, ...] = (_Count(),)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
-            *counts,
+            *(steps if counted == "steps" else (DownloadColumn(), TransferSpeedColumn())),
+            TimeRemainingColumn(),
             TextColumn("{task.fields[facts]}", markup=False),
             console=self._console,
             transient=True,
@@ -103,10 +110,67 @@ class ConsoleReporter:
 
 
 class _Count(MofNCompleteColumn):
-    """Show how many of how many are done; nothing where the total is unknown."""
+    """Show the numbers of done and of all steps; nothing if the total is unknown."""
 
     def render(self, task: Task) -> Text:
         return Text() if task.total is None else super().render(task)
+
+
+def print_table(console: Console, table: ResultTable) -> None:
+    """Print a table; if it is too wide, exchange rows and columns, then leave out its lines."""
+    shown = rich_table(table)
+    if not _fits(shown, console):
+        shown = rich_table(_transposed(table))
+    if not _fits(shown, console):
+        shown.box, shown.collapse_padding, shown.pad_edge = box.SIMPLE_HEAD, True, False
+    console.print(shown)
+
+
+def _fits(shown: Table, console: Console) -> bool:
+    unbounded = console.options.update(max_width=10_000)
+    return console.measure(shown, options=unbounded).maximum <= console.width
+
+
+def _transposed(table: ResultTable) -> ResultTable:
+    from ttapca.benchmark.tables import Value
+
+    values = [[_narrow(value) for value in row[1:]] for row in table.rows]
+    lines = zip(table.columns[1:], *values, strict=True)
+    return dataclasses.replace(
+        table,
+        columns=("", *(row[0].text.replace("-", "-\n") for row in table.rows)),
+        rows=tuple((Value(name), *values) for name, *values in lines),
+    )
+
+
+def _narrow(value: Value) -> Value:
+    """Put the half-width of an interval below its mean."""
+    return dataclasses.replace(value, text=value.text.replace(" ±", "\n±"))
+
+
+def rich_table(table: ResultTable) -> Table:
+    """Return a table for a terminal: numbers to the right, the best in bold, notes below."""
+    shown = Table(
+        title=Text(table.title),
+        title_justify="left",
+        caption=Text("\n".join(table.notes)) if table.notes else None,
+        caption_justify="left",
+    )
+    for name, words in zip(table.columns, table.wordy, strict=True):
+        shown.add_column(Text(name), justify="left" if words else "right", no_wrap=True)
+    for row in table.rows:
+        styles = ("bold" if value.best else STYLES.get(value.kind, "") for value in row)
+        shown.add_row(*(Text(value.text, style) for value, style in zip(row, styles, strict=True)))
+    return shown
+
+
+def plain_table(*headings: str, **style: str) -> Table:
+    """Return an empty table without lines; a heading with `>` has its column at the right."""
+    table = Table(box=None, pad_edge=False, **style)  # type: ignore[arg-type]
+    for heading in headings:
+        justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
+        table.add_column(Text(heading.removeprefix(">")), justify=justify, no_wrap=True)
+    return table
 
 
 # The option that stands for an argument of the library.
@@ -140,9 +204,6 @@ PHRASES = (
      "`ttapca bench` takes it from weights that `ttapca train --rotation-head LAYER` wrote."),
     (r"`fitted\.save\(path\)`", "`ttapca fit`"),
     (r"call `network\.take_any_size\(\)`", "say --any-size"),
-    (r"`route=\"dct\"`", "--route dct"),
-    (r"`route=\"exact\"`", "--route exact"),
-    (r"`route=\"pca\"`", "--route pca"),
     (r"An engine reads data in parts.*give the data as parts\.",
      "--jobs and --engine read shards, such as --data 'train/*.tar'; these data are no shards."),
     (r"Read the data in one process", "Leave out --jobs and --engine"),
@@ -152,8 +213,8 @@ PHRASES = (
     (r"Say what the model takes of a batch: prepare=.*by name\.",
      "Name data that it takes; pictures are resized with --size N."),
     (r"read smaller batches, or take `route='dct'` for large images", "or a smaller --batch-size"),
-    (r"Take `route='dct'`, or leave `route` at auto",
-     "Take --route dct, or leave --route at auto"),
+    (r"`route=[\"'](\w+)[\"']`", r"--route \1"),
+    (r"leave `route` at auto", "leave --route at auto"),
     (r"fewer components, read smaller batches, or",
      "fewer --components, a smaller --batch-size, or"),
     (r"Ask for fewer with `images`", "Ask for fewer with --images N"),
@@ -168,15 +229,11 @@ ARGUMENT = re.compile(r"`(\w+)=([^`]*)`|\b(n_components|size)=(\d+)")
 def on_the_command_line(text: str) -> str:
     """Return a message of the library with options of the command line instead of Python arguments.
 
-    Options of the command get their name; options of a method become what `--option` takes.
+    Options of the command get their name; options of a method get the form of `--option`.
 
     Example:
         >>> on_the_command_line("All pictures must have one size. Give `size=` to resize them.")
         'All pictures must have one size. Give --size N to resize them.'
-        >>> on_the_command_line("Switch them off with `consistency=False`.")
-        'Switch them off with --option consistency=False.'
-        >>> on_the_command_line('The labels of `outputs="multilabel"` do not.')
-        'The labels of --outputs multilabel do not.'
     """
     for phrase, words in PHRASES:
         text = re.sub(phrase, words, text)
@@ -185,7 +242,7 @@ def on_the_command_line(text: str) -> str:
 
 def _option(found: re.Match[str]) -> str:
     name, value = found[1] or found[3], found[2] or found[4]
-    if name == "outputs":  # the value says what is meant
+    if name == "outputs":  # the value makes the meaning clear
         return f"--outputs {value.strip(QUOTE) or 'KIND'}"
     if name in OPTIONS:
         return f"{OPTIONS[name]} {value}" if found[4] else OPTIONS[name]

@@ -24,32 +24,26 @@ from ttapca.support.disk import replace_file, writing
 if TYPE_CHECKING:
     from ttapca.corruptions.pixels import Pixels
 
+DATASET = "cifar10, cifar100, or the path of an .npz file or of a folder."
+CORRUPTIONS = "Names, all, standard (15), extra (4)."
+TABLE = (
+    "How strong severities are: cifar-c, imagenet-c, or the path of a TOML file. By default "
+    "imagenet-c from a shorter side of 96 pixels on, cifar-c below."
+)
+
 
 @dataclass(kw_only=True)
 class CorruptionOptions:
-    """Options that say what is corrupted, and how."""
+    """Options for the images, and for how they are corrupted."""
 
-    dataset: Annotated[
-        str,
-        Argument(
-            help="cifar10, cifar100, or the path of an .npz file or of a folder.",
-            autocompletion=completion.data_set,
-        ),
-    ] = "cifar10"
+    dataset: Annotated[str, Argument(help=DATASET, autocompletion=completion.data_sets)] = "cifar10"
     corruptions: Annotated[
-        str,
-        Option(help="Names, all, standard (15), extra (4).", autocompletion=completion.corruptions),
+        str, Option(help=CORRUPTIONS, autocompletion=completion.corruption_list)
     ] = ""
     severities: Annotated[
         str | None, Option(help="Such as 1-5, or 1,3,5 (default: 1-5; on a sheet 5).")
     ] = None
-    table: Annotated[
-        str | None,
-        Option(
-            help="How strong severities are: cifar-c, imagenet-c, or the path of a TOML file. By "
-            "default imagenet-c from a shorter side of 96 pixels on, cifar-c below."
-        ),
-    ] = None
+    table: Annotated[str | None, Option(help=TABLE)] = None
     seed: Annotated[int, Option(help="The same seed gives the same bytes.")] = 0
     size: arguments.ImageSize = None
     shorter_side: arguments.ShorterSide = None
@@ -61,14 +55,14 @@ class CorruptionOptions:
         # OpenCV needs one image after another; the official files store planes of colours.
         return Images(np.ascontiguousarray(data.images), data.labels, data.class_names)
 
-    def strength(self, images: Pixels) -> str:
+    def tell_strength(self, images: Pixels) -> None:
         """Say which table of severities images get, and why."""
         from ttapca.corruptions import default_table, load_table
 
         height, width = images.shape[1:3]
         name = load_table(self.table or default_table(height, width)).name
         reason = "as asked" if self.table else f"the default for {height} x {width} pixels"
-        return f"severities of {name}, {reason}"
+        typer.echo(f"severities of {name}, {reason}", err=True)
 
 
 def corrupt(
@@ -88,26 +82,19 @@ def corrupt(
     if (to is None) == (sheet is None):
         found = "neither" if to is None else "both"
         raise OptionError(f"`ttapca corrupt` takes either --to DIR or --sheet FILE; found {found}.")
-    for_folders = {"--limit": limit is not None, "--jobs": jobs is not None}
-    for_sheets = {"--image": image is not None}
-    kind, idle = ("--to DIR", for_sheets) if sheet is None else ("--sheet FILE", for_folders)
-    for option, is_given in idle.items():
-        if is_given:
-            raise OptionError(f"{option} would have no effect with {kind}. Leave it out.")
+    no_effect = "would have no effect with {}. Leave it out."
     if to is not None:
-        _write_data_set(options, to, limit, jobs or arguments.cores())
+        arguments.refuse({"--image": image is not None}, no_effect.format("--to DIR"))
+        _write_data_set(options, to, limit, jobs)
     elif sheet is not None:
+        given = {"--limit": limit is not None, "--jobs": jobs is not None}
+        arguments.refuse(given, no_effect.format("--sheet FILE"))
         arguments.check_place(sheet, "--sheet")
         _draw_sheet(options, sheet, image or 0)
 
 
 def parse_corruptions(words: str) -> tuple[str, ...]:
-    """Return the corruptions of a list of names and groups, each once and in order.
-
-    Example:
-        >>> parse_corruptions("fog,extra")
-        ('fog', 'speckle_noise', 'gaussian_blur', 'spatter', 'saturate')
-    """
+    """Return the corruptions of a list of names and groups, each once and in order."""
     from ttapca.corruptions.catalogue import find_all
 
     names = find_all(arguments.separated(words) or ())
@@ -117,12 +104,7 @@ def parse_corruptions(words: str) -> tuple[str, ...]:
 
 
 def parse_severities(words: str) -> tuple[int, ...]:
-    """Return the severities of a list of numbers and ranges, each once and ascending.
-
-    Example:
-        >>> parse_severities("5,1-2")
-        (1, 2, 5)
-    """
+    """Return the severities of a list of numbers and ranges, each once and ascending."""
     from ttapca.corruptions import SEVERITIES
 
     try:
@@ -138,12 +120,16 @@ def parse_severities(words: str) -> tuple[int, ...]:
 
 
 def _photographs() -> Path | None:
-    """Return the folder with the photographs of frost; None to take what ships of them."""
+    """Return the folder with the photographs of frost; None for the small ones that ship."""
     folder = arguments.cache_root() / FROST
     return folder if folder.is_dir() else None
 
 
-def _write_data_set(options: CorruptionOptions, to: Path, limit: int | None, jobs: int) -> None:
+def _write_data_set(
+    options: CorruptionOptions, to: Path, limit: int | None, jobs: int | None
+) -> None:
+    import joblib  # knows the limits of containers
+
     from ttapca.corruptions.writing import Export
 
     names = parse_corruptions(options.corruptions or "all")
@@ -165,7 +151,7 @@ def _write_data_set(options: CorruptionOptions, to: Path, limit: int | None, job
     )
     with writing(export.to):
         export.check()
-        typer.echo(options.strength(export.images), err=True)
+        options.tell_strength(export.images)
         missing = export.missing()
         needed, free = export.bytes_needed() / 1e6, export.bytes_free() / 1e6
         typer.echo(
@@ -173,8 +159,8 @@ def _write_data_set(options: CorruptionOptions, to: Path, limit: int | None, job
             f"needs {needed:,.1f} MB, and {free:,.1f} MB are free",
             err=True,
         )
+        done: dict[str, int] = {}
         with ConsoleReporter() as reporter:
-            done: dict[str, int] = {}
 
             def tell(name: str, images: int, of: int) -> None:
                 done[name] = images
@@ -182,7 +168,7 @@ def _write_data_set(options: CorruptionOptions, to: Path, limit: int | None, job
                 if images == of:
                     reporter.note(f"{name}: done")
 
-            export.run(jobs, tell)
+            export.run(jobs or joblib.cpu_count(), tell)
     typer.echo(f"{export.to}")
 
 
@@ -196,7 +182,7 @@ def _draw_sheet(options: CorruptionOptions, sheet: Path, image: int) -> None:
         raise OptionError(
             f"`--image` must be below the number of images, {len(data)}; found {image}."
         )
-    typer.echo(options.strength(data.images), err=True)
+    options.tell_strength(data.images)
     drawn = contact_sheet(
         data.images[image],
         index=image,

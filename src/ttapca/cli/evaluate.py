@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ttapca.networks.evaluation import EvaluatedKind
 
 
-# What the command has an option of its own for, by the name that `ttapca.adapt` knows it by.
+# Arguments of `ttapca.adapt` for which the command has options of its own.
 OWN_OPTIONS = {
     "model": "--model",
     "method": "--method",
@@ -30,13 +30,14 @@ OWN_OPTIONS = {
     "outputs": "--outputs KIND",
 }
 FILTER = "A filter from `ttapca fit` (default: the one that ships with the network, if any)."
+TOO_LONG = ("error_stream", "entropy_stream")  # to be printed
 
 
 def evaluate(
     images: arguments.ImageOptions,
     network: arguments.NetworkOptions,
     method: Annotated[
-        str, Option(help="A name from `ttapca methods`.", autocompletion=completion.method)
+        str, Option(help="A name from `ttapca methods`.", autocompletion=completion.methods)
     ] = "source",
     filter: Annotated[
         Path | None, Option(metavar="DIR", exists=True, file_okay=False, help=FILTER)
@@ -52,7 +53,7 @@ def evaluate(
     lr: Annotated[float | None, Option(help="Learning rate of gradient steps.")] = None,
     corruption: Annotated[
         str | None,
-        Option(help="For CIFAR-C: which corruption.", autocompletion=completion.corruption),
+        Option(help="For CIFAR-C: which corruption.", autocompletion=completion.corruptions),
     ] = None,
     severity: Annotated[int | None, Option(min=1, max=5, help="For CIFAR-C: 1 to 5.")] = None,
     option: Annotated[
@@ -73,15 +74,18 @@ def evaluate(
     from ttapca.networks.evaluation import EvaluatedKind
 
     check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
-    meaning = cast("EvaluatedKind | None", outputs)
-    setting = _setting(forgetting, episodic)
+    if forgetting is not None and episodic is not None:
+        raise OptionError("Give --forgetting, or one of --episodic and --online; found both.")
+    setting = forgetting or ("online" if episodic is False else "episodic")
     source = network.source()
     shipped = source.shipped_filter if registration(method).method.needs_filter else None
     folder = filter or shipped
     test, chosen = images.read("test", corruption=corruption, severity=severity)
-    wishes = {"forgetting": setting, "outputs": outputs, **_options(option or [], steps, lr)}
+    own = {name: value for name, value in (("steps", steps), ("lr", lr)) if value is not None}
+    wishes = {"forgetting": setting, "outputs": outputs, **_options(option, own)}
     fitted = None if folder is None else ttapca.load(folder)
     adapted = ttapca.adapt(source.load(), method, filter=fitted, **wishes)  # type: ignore[arg-type]
+    batches = TensorBatches(test, batch_size, chosen.rows)
     facts = {
         "model": source.name,
         "data": images.data,
@@ -92,7 +96,7 @@ def evaluate(
         "batch_size": batch_size,
         "outputs": outputs,
         "chosen": str(chosen),
-        **_measured(adapted, TensorBatches(test, batch_size, chosen.rows), meaning),
+        **_measured(adapted, batches, cast("EvaluatedKind | None", outputs)),
         "parameters_adapted": adapted.n_parameters,
     }
     reports = ttapca.explain(adapted) if explain else []
@@ -106,31 +110,20 @@ def evaluate(
         typer.echo(f"\n{report}")
 
 
-def _setting(forgetting: str | None, episodic: bool | None) -> str:
-    if episodic is None:
-        return forgetting or "episodic"
-    if forgetting is not None:
-        raise OptionError("Give --forgetting, or one of --episodic and --online; found both.")
-    return "episodic" if episodic else "online"
-
-
-def _options(words: list[str], steps: int | None, lr: float | None) -> dict[str, Any]:
-    """Return the options of the method by name, with those that the command knows itself."""
-    own = {"steps": steps, "lr": lr}
-    known = ((name, value) for name, value in own.items() if value is not None)
-    return arguments.given_once([*known, *map(_option, words)])
-
-
-def _option(word: str) -> tuple[str, Any]:
-    """Return the name and the value of an option of the method."""
-    name, equals, text = (part.strip() for part in word.partition("="))
-    if not equals or not name.isidentifier():
-        raise OptionError(f"--option takes NAME=VALUE, such as statistics=source; found `{word}`.")
-    if (own := OWN_OPTIONS.get(name)) is not None:
-        raise OptionError(
-            f"--option takes what only the method knows; found `{word}`: give {own} instead."
-        )
-    return name, arguments.value_of(text)
+def _options(words: list[str] | None, own: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the method by name, with those that the command has itself."""
+    form = "NAME=VALUE, such as statistics=source"
+    options = dict(own)
+    for name, text in arguments.method_options(words, form, own).items():
+        if not name.isidentifier():
+            raise OptionError(f"--option takes {form}; found `{name}={text}`.")
+        if name in OWN_OPTIONS:
+            raise OptionError(
+                f"--option takes what only the method knows; found `{name}={text}`: give "
+                f"{OWN_OPTIONS[name]} instead."
+            )
+        options[name] = arguments.value_of(text)
+    return options
 
 
 def _measured(
@@ -140,29 +133,25 @@ def _measured(
 
     with ConsoleReporter() as reporter:
         progress = Steps(reporter, "evaluating")
-        predictions = predict_all(adapted, batches, outputs=outputs, progress=progress)
-        outcome = predictions.evaluation()
-    values = dataclasses.asdict(outcome)
-    for stream in ("error_stream", "entropy_stream"):  # too long to print
-        del values[stream]
+        found = predict_all(adapted, batches, outputs=outputs, progress=progress).evaluation()
+    values = dataclasses.asdict(found)
     by_class = dict(zip(batches.data.class_names, values.pop("accuracy_of_class"), strict=True))
     return {
-        **values,
-        "accuracy": outcome.accuracy,
-        "images_per_second": outcome.images_per_second,
+        **{name: value for name, value in values.items() if name not in TOO_LONG},
+        "accuracy": found.accuracy,
+        "images_per_second": found.images_per_second,
         "accuracy_of_class": by_class,
     }
 
 
 def _sentence(facts: dict[str, Any]) -> str:
-    what = facts["data"]
+    data, method = facts["data"], facts["method"]
     if facts["corruption"]:
-        what += f", {facts['corruption']} {facts['severity']}"
-    how = facts["method"]
-    if how != "source":
-        how += f", {facts['setting']}, batches of {facts['batch_size']}"
+        data += f", {facts['corruption']} {facts['severity']}"
+    if method != "source":
+        method += f", {facts['setting']}, batches of {facts['batch_size']}"
     return (
-        f"{facts['model']} on {facts['images']:,} images of {what} ({how})\n"
+        f"{facts['model']} on {facts['images']:,} images of {data} ({method})\n"
         f"  error              {facts['error']:6.2f} %   (accuracy {facts['accuracy']:.2f} %)\n"
         f"  calibration error  {facts['calibration_error']:6.2f} %\n"
         f"  speed              {facts['images_per_second']:6.0f} images/s\n"

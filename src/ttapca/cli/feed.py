@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -15,7 +15,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from ttapca.cli import arguments
-from ttapca.cli.console import print_json
+from ttapca.cli.console import plain_table, print_json
 from ttapca.datasets import FROST
 from ttapca.errors import OptionError
 
@@ -31,7 +31,7 @@ SCHEDULE = "Conditions and how long they last; once for each stream, or one for 
 
 @dataclass(kw_only=True)
 class StreamOptions:
-    """Options that say which streams are fed with what."""
+    """Options for the streams and for the images that each of them sends."""
 
     stream: Annotated[str, Option(metavar="NAME", help="Name of the stream.")] = "camera-1"
     streams: Annotated[
@@ -46,7 +46,7 @@ class StreamOptions:
     loop: Annotated[bool, Option("--loop", help="Begin again when the schedule is over.")] = False
 
     def plans(self, seed: int) -> list[StreamPlan]:
-        """Return what each stream sends."""
+        """Return a plan for each stream."""
         from ttapca.serving.feeding import StreamPlan, parse_schedule, parse_seconds
 
         texts = self.schedule or [DEFAULT_SCHEDULE]
@@ -109,16 +109,16 @@ def feed(
 
 
 def _play(feeder: Feeder) -> None:
-    """Feed, and show each stream in a line on a terminal, or each new condition elsewhere."""
+    """Feed, and show each stream in a line on a terminal, or else each new condition."""
     log = Console(file=sys.stderr, highlight=False)
-    if log.is_terminal:
-        with Live(console=log, refresh_per_second=1 / LOOK) as live, feeder:
-            while feeder.running(LOOK):
-                live.update(_lines(feeder.streams))
-            live.update(_lines(feeder.streams))
-        return
-    told: dict[str, Tally] = {}
     with feeder:
+        if log.is_terminal:
+            with Live(console=log, refresh_per_second=1 / LOOK) as live:
+                while feeder.running(LOOK):
+                    live.update(now_table(feeder.streams))
+                live.update(now_table(feeder.streams))
+            return
+        told: dict[str, Tally] = {}
         going = True
         while going:
             going = feeder.running(LOOK)
@@ -129,52 +129,43 @@ def _play(feeder: Feeder) -> None:
 def _tell_change(stream: FedStream, told: dict[str, Tally]) -> None:
     """Write a line when the condition of a stream has changed; `told`: the last of each stream."""
     name, now = stream.plan.name, stream.current
-    if now is None or told.get(name) is now:
-        return
     before = told.get(name)
+    if now is None or before is now:
+        return
     told[name] = now
-    result = "" if before is None else f", after {_in_words(before)}"
+    result = ""
+    if before is not None:
+        right = _percent(before.accuracy)
+        result = f", after {before.images:,} images of {before.step.title}, {right} right"
     typer.echo(f"{name}: {now.step.title}{result}", err=True)
 
 
-def _in_words(tally: Tally) -> str:
-    return f"{tally.images:,} images of {tally.step.title}, {_percent(tally.accuracy)} right"
-
-
-def _lines(streams: list[FedStream]) -> Table:
-    """Return a line for each stream: what it sends, and what comes back."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("stream", "condition"):
-        table.add_column(name, no_wrap=True)
-    for name in ("sent", "right"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("mode", "shift", "state"):
-        table.add_column(name, no_wrap=True)
+def now_table(streams: list[FedStream]) -> Table:
+    """Return a line for each stream: its images, and the answers of the server."""
+    headings = ("stream", "condition", ">sent", ">right", "mode", "shift", "state")
+    table = plain_table(*headings, header_style="dim")
     for stream in streams:
-        status = stream.health
-        shift = status.get("shift")
-        tally = stream.current
+        health, tally = stream.health, stream.current
+        shift = health.get("shift")
         table.add_row(
             stream.plan.name,
             "" if tally is None else tally.step.title,
             f"{stream.sent:,}",
             "" if tally is None else _percent(tally.accuracy),
-            str(status.get("mode", "")),
+            str(health.get("mode", "")),
             "" if shift is None else f"{shift:.2f}",
-            _state(stream, status),
+            _state(stream),
         )
     return table
 
 
-def _state(stream: FedStream, status: dict[str, Any]) -> str:
+def _state(stream: FedStream) -> str:
     if stream.current is None:
         return f"begins {stream.plan.delay:.0f} s after the first"
-    since = status.get("shifted_since")
-    words = "as usual"
-    if status.get("shifted"):
-        words = "shifted" + (
-            f" since {time.strftime('%H:%M:%S', time.localtime(since))}" * bool(since)
-        )
+    words = "shifted" if stream.health.get("shifted") else "as usual"
+    since = stream.health.get("shifted_since")
+    if stream.health.get("shifted") and since:
+        words += f" since {time.strftime('%H:%M:%S', time.localtime(since))}"
     words += f", {stream.late:.0f} s late" if stream.late else ""
     words += f", {stream.retries} retries" if stream.retries else ""
     return f"{words}, done" if stream.finished else words
@@ -185,9 +176,10 @@ def _percent(share: float | None) -> str:
 
 
 def _summarise(streams: list[FedStream], as_json: bool) -> None:
-    """Print what was answered under each condition of each stream."""
+    """Print how many answers were right, under each condition of each stream."""
+    found = [(stream, tally) for stream in streams for tally in list(stream.totals.values())]
     if as_json:
-        found = [
+        facts = [
             {
                 "stream": stream.plan.name,
                 "condition": tally.step.title,
@@ -198,24 +190,13 @@ def _summarise(streams: list[FedStream], as_json: bool) -> None:
                 "late_seconds": round(stream.late, 3),
                 "retries": stream.retries,
             }
-            for stream in streams
-            for tally in list(stream.totals.values())
+            for stream, tally in found
         ]
-        print_json(found)
+        print_json(facts)
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("stream", "condition", "mode"):
-        table.add_column(name, no_wrap=True)
-    for name in ("images", "right", "adapted"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for stream in streams:
-        for tally in list(stream.totals.values()):
-            table.add_row(
-                stream.plan.name,
-                tally.step.title,
-                tally.mode,
-                f"{tally.images:,}",
-                _percent(tally.accuracy),
-                _percent(100 * tally.adapted / tally.images),
-            )
+    table = plain_table("stream", "condition", "mode", ">images", ">right", ">adapted")
+    for stream, tally in found:
+        adapted = _percent(100 * tally.adapted / tally.images)
+        names = stream.plan.name, tally.step.title, tally.mode
+        table.add_row(*names, f"{tally.images:,}", _percent(tally.accuracy), adapted)
     Console(highlight=False).print(table)

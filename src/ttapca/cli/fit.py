@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ttapca.fitting.fitted_filter import FittedFilter, Storage
     from ttapca.support.outputs import OutputKind
 
-BATCH_NUMBERS = 2**23  # of large images, so many pixels times channels are read at once
+BATCH_NUMBERS = 2**23  # pixels times channels that are read at once, of large images
 
 
 def fit(
@@ -31,7 +31,12 @@ def fit(
         Option(min=1, help="How many (default: 2,000, or as many as there are; all cosines)."),
     ] = None,
     route: arguments.RouteOption = "auto",
-    outputs: arguments.FitOutputsOption = None,
+    outputs: Annotated[
+        str | None,
+        Option(
+            metavar="KIND", help=f"{arguments.OUTPUTS} or regression (default: by their shape)."
+        ),
+    ] = None,
     batch_size: Annotated[
         int | None, Option(min=1, help="Images read at once (default: 250, fewer if large).")
     ] = None,
@@ -51,7 +56,7 @@ def fit(
     from ttapca.fitting.store import check_target, stored_dtype
     from ttapca.support.outputs import Outputs
 
-    # Refuse now what would be refused after minutes.
+    # These would be refused anyway, but after minutes.
     stored_dtype(dtype)
     check_target(to, overwrite=force)
     check_option("route", route, OneOf(get_args(RouteChoice)))
@@ -74,7 +79,26 @@ def fit(
             engine=found,
         )
     fitted.save(to, dtype=cast("Storage", dtype), overwrite=force)
-    _print(fitted, to, chosen, time.perf_counter() - start, as_json)
+    seconds = time.perf_counter() - start
+    if as_json:
+        facts = {
+            "filter": str(to),
+            "layer": fitted.layer,
+            "route": fitted.route,
+            "components": fitted.n_components_,
+            "outputs": math.prod(fitted.output_shape),
+            "explained_variance": float(fitted.explained_variance_ratio_.sum()),
+            "dropped_variance": fitted.dropped_variance_,
+            "agreement": fitted.agreement_,
+            "images": fitted.n_samples_,
+            "accuracy": fitted.accuracy_,
+            "singular_value_error": fitted.singular_value_error_,
+            "chosen": chosen,
+            "seconds": seconds,
+        }
+        print_json(facts)
+    else:
+        _print(fitted, to, chosen, seconds)
 
 
 def _batches(
@@ -86,40 +110,21 @@ def _batches(
     if is_sharded(images.data):
         shards = images.shards()
         shape = shards.image_shape()
-        return shards.batched(size or _together(shape)), shape, str(shards)
+        return shards.batched(size or _batch_size(shape)), shape, str(shards)
     train, chosen = images.read("train")
     height, width, channels = train.images.shape[1:]
     shape = (channels, height, width)
-    return TensorBatches(train, size or _together(shape), chosen.rows), shape, str(chosen)
+    return TensorBatches(train, size or _batch_size(shape), chosen.rows), shape, str(chosen)
 
 
-def _together(shape: tuple[int, ...]) -> int:
-    """Return how many images to read at once."""
+def _batch_size(shape: tuple[int, ...]) -> int:
     from ttapca.benchmark.filters import FIT_BATCH
 
     return max(1, min(FIT_BATCH, BATCH_NUMBERS // math.prod(shape)))
 
 
-def _print(fitted: FittedFilter, to: Path, chosen: str, seconds: float, as_json: bool) -> None:
+def _print(fitted: FittedFilter, to: Path, chosen: str, seconds: float) -> None:
     variance = float(fitted.explained_variance_ratio_.sum())
-    if as_json:
-        facts = {
-            "filter": str(to),
-            "layer": fitted.layer,
-            "route": fitted.route,
-            "components": fitted.n_components_,
-            "outputs": math.prod(fitted.output_shape),
-            "explained_variance": variance,
-            "dropped_variance": fitted.dropped_variance_,
-            "agreement": fitted.agreement_,
-            "images": fitted.n_samples_,
-            "accuracy": fitted.accuracy_,
-            "singular_value_error": fitted.singular_value_error_,
-            "chosen": chosen,
-            "seconds": seconds,
-        }
-        print_json(facts)
-        return
     typer.echo(
         f"{to}  `{fitted.layer}`, {fitted.route}: {fitted.n_components_:,} components of "
         f"{fitted.space_in_words()} hold {100 * variance:.2f} % of the variance of "

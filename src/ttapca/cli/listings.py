@@ -1,4 +1,4 @@
-"""`ttapca layers` and `ttapca methods`: list where a filter can go, and what can be put there."""
+"""`ttapca layers` and `ttapca methods`: list the places for a filter, and the methods."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from typer import Option
 
-from ttapca._checks import OneOf, check_option
 from ttapca.benchmark import paper
 from ttapca.cli import arguments
-from ttapca.cli.console import print_json
+from ttapca.cli.console import plain_table, print_json
 from ttapca.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:
@@ -30,19 +27,14 @@ NEEDS = {"model": "the model", "data": "source data, unlabelled", "training": "i
 INDENT = "    "
 WIDEST = 100  # characters; longer lines are hard to read
 FITTED_IMAGES = 10_000
-TABLE_WIDTH = 140  # where the output is not a terminal
+TABLE_WIDTH = 140  # if the output is no terminal
+COMPONENTS = "Components of the filter whose cost is shown (default: 2,000; all cosines)."
 
 
 def layers(
     options: arguments.ModelOptions,
     input_shape: arguments.InputShape = None,
-    components: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Components of the filter whose cost is shown (default: 2,000; all cosines).",
-        ),
-    ] = None,
+    components: Annotated[int | None, Option(min=1, help=COMPONENTS)] = None,
     images: Annotated[
         int, Option(min=32, help="Images of the fit whose route and memory are shown.")
     ] = FITTED_IMAGES,
@@ -86,16 +78,11 @@ def _print(
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = TABLE_WIDTH
-    grid = Table(box=None, pad_edge=False)
-    for heading in ("layer", "kind"):
-        grid.add_column(heading, no_wrap=True)
-    for heading in ("output", "p", "folds", "components", "filter [MB]", "cost [%]"):
-        grid.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("route", "[GB]"):
-        grid.add_column(Text(heading), justify="right", no_wrap=True)
+    costs = ("output", "p", "folds", "components", "filter [MB]", "cost [%]", "route", "[GB]")
+    grid = plain_table("layer", "kind", *(f">{heading}" for heading in costs))
     for layer in table.layers:
         style = "bold" if layer.name == table.recommended else None
-        grid.add_row(*_cells(layer), *_fit_cells(layer, plans[layer.name]), style=style)
+        grid.add_row(*_row(layer, plans[layer.name]), style=style)
     console.print(grid)
     times = "x".join(map(str, shape))
     console.print(
@@ -114,27 +101,15 @@ def _print(
         console.print(table.advice)
 
 
-def _cells(layer: LayerFacts) -> tuple[str, ...]:
+def _row(layer: LayerFacts, plan: FitPlan | None) -> list[str]:
     shape = "x".join(map(str, layer.output_shape))
+    row = [layer.name, layer.kind, shape, f"{layer.outputs:,}"]
     if layer.calls != 1:
-        return (layer.name, layer.kind, shape, f"{layer.outputs:,}", f"called {layer.calls} times")
+        return [*row, f"called {layer.calls} times"]
     cost = math.nan if layer.relative_cost is None else 100 * layer.relative_cost
-    return (
-        layer.name,
-        layer.kind,
-        shape,
-        f"{layer.outputs:,}",
-        "yes" if layer.folds else "no",
-        f"{layer.components:,}",
-        f"{layer.filter_bytes / 1e6:,.1f}",
-        f"{cost:,.1f}",
-    )
-
-
-def _fit_cells(layer: LayerFacts, plan: FitPlan | None) -> tuple[str, ...]:
-    if plan is None or layer.calls != 1:
-        return ()
-    return (plan.route, f"{plan.memory_bytes / 1e9:.1f}")
+    row += ["yes" if layer.folds else "no", f"{layer.components:,}"]
+    row += [f"{layer.filter_bytes / 1e6:,.1f}", f"{cost:,.1f}"]
+    return row if plan is None else [*row, plan.route, f"{plan.memory_bytes / 1e9:.1f}"]
 
 
 def _planned_fits(
@@ -143,11 +118,12 @@ def _planned_fits(
     table: LayerTable,
     components: int | None,
     images: int,
-    route: str,
+    route: str | None,
 ) -> dict[str, FitPlan | None]:
     """Return the plan of a fit at each layer; None if it needs more memory than there is."""
     import torch
 
+    from ttapca._checks import OneOf, check_option
     from ttapca.errors import OutOfMemoryError
     from ttapca.fitting.channel_statistics import found_logits
     from ttapca.fitting.plan import Problem, RouteChoice, plan_of
@@ -158,7 +134,7 @@ def _planned_fits(
     device, dtype = device_and_dtype(network, network)
     with torch.no_grad(), evaluation_mode(network):
         logits = found_logits(network(torch.zeros(2, *shape, device=device, dtype=dtype)))
-    plans: dict[str, FitPlan | None] = {}
+    plans: dict[str, FitPlan | None] = dict.fromkeys(layer.name for layer in table.layers)
     for layer in table.layers:
         filtered = layer.input_shape if layer.folds else layer.output_shape
         all_cosines = components is None and cosines_serve(filtered or (), shape)
@@ -173,7 +149,6 @@ def _planned_fits(
         )
         impossible = route == "folded" and not problem.folds
         impossible |= route == "dct" and not Cosine.takes(problem.filtered_shape)
-        plans[layer.name] = None
         if not impossible:
             with suppress(OutOfMemoryError):
                 plans[layer.name] = plan_of(problem, cast("RouteChoice", route))
@@ -184,48 +159,42 @@ def methods(as_json: arguments.AsJson = False) -> None:
     """List the methods, what each does, what it needs and which options it has."""
     from ttapca.methods import METHODS
 
+    rows: list[dict[str, Any]] = [
+        {
+            "name": each.name,
+            "summary": each.summary,
+            "paper": each.paper,
+            "url": each.url,
+            "needs": NEEDS[each.needs],
+            "outputs": list(each.method.outputs),
+            "options": {name: _plain(value) for name, value in each.options.items()},
+        }
+        for each in METHODS.values()
+    ]
     if as_json:
-        rows = [
-            {
-                "name": each.name,
-                "summary": each.summary,
-                "paper": each.paper,
-                "url": each.url,
-                "needs": NEEDS[each.needs],
-                "outputs": list(each.method.outputs),
-                "options": {name: _plain(value) for name, value in each.options.items()},
-            }
-            for each in METHODS.values()
-        ]
         print_json(rows)
         return
-    width = min(Console().width, WIDEST)
-    for each in METHODS.values():
-        typer.secho(each.name, bold=True)
-        options = ", ".join(f"{name}={_plain(value)}" for name, value in each.options.items())
-        lines = [
-            each.summary,
-            " ".join([each.paper, each.url]).strip(),
-            f"needs: {NEEDS[each.needs]}",
-            f"outputs: {', '.join(each.method.outputs)}",
-            f"options: {options}",
-        ]
-        for text in lines:
-            if text not in ("", "options: "):
-                typer.echo(_indented(text, width))
-
-
-def _plain(value: Any) -> Any:
-    """Return a default as JSON can hold it; None means that the method decides."""
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _indented(text: str, width: int) -> str:
-    return textwrap.fill(
-        text,
-        width,
+    wrapper = textwrap.TextWrapper(
+        min(Console().width, WIDEST),
         initial_indent=INDENT,
         subsequent_indent=INDENT * 2,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    for row in rows:
+        typer.secho(row["name"], bold=True)
+        options = ", ".join(f"{name}={value}" for name, value in row["options"].items())
+        lines = (
+            row["summary"],
+            f"{row['paper']} {row['url']}".strip(),
+            f"needs: {row['needs']}",
+            f"outputs: {', '.join(row['outputs'])}",
+            f"options: {options}" if options else "",
+        )
+        for text in filter(None, lines):
+            typer.echo(wrapper.fill(text))
+
+
+def _plain(value: Any) -> Any:
+    """Return a default as JSON can hold it; None means that the method decides."""
+    return list(value) if isinstance(value, tuple) else value

@@ -12,6 +12,7 @@ from typer import Argument, Option
 from ttapca.cli.arguments import check_place
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.support.disk import replace_file
+from ttapca.support.progress import counted
 
 if TYPE_CHECKING:
     from ttapca.benchmark.demo_report import RepairedImage
@@ -21,6 +22,7 @@ FORMAT = (
     "FILE ends in, else markdown."
 )
 SUFFIXES = {".csv": "csv", ".json": "json", ".tex": "latex"}
+FIGURE = "Which figure, such as `rank`; without it, all are listed."
 ResultsArgument = Annotated[
     Path, Argument(metavar="RESULTS", help="A file that `ttapca bench` wrote.")
 ]
@@ -31,8 +33,7 @@ def report(
     to: Annotated[Path, Option(metavar="FILE", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one HTML page with all tables, figures, images and costs; it works offline."""
-    count = write_report(results, to)
-    typer.echo(f"{to}: {count:,} measurement{'s' if count != 1 else ''}")
+    typer.echo(f"{to}: {counted(write_report(results, to), 'measurement')}")
 
 
 def write_report(
@@ -40,11 +41,7 @@ def write_report(
 ) -> int:
     """Write the page of a results file, and return how many measurements it shows.
 
-    Args:
-        results: The file.
-        to: The page.
-        remember: A line that the page begins with.
-        repaired: Images to show, whose prediction a method turned from wrong to right.
+    The page may begin with a line to remember, and show images that a method repaired.
     """
     from ttapca.benchmark import Results
     from ttapca.benchmark.report_page import report as page
@@ -69,24 +66,18 @@ def export(
 
     if to is not None:
         check_place(to)
+    usual = SUFFIXES.get("" if to is None else to.suffix.lower(), "markdown")
     with Results(results, readonly=True) as file:
-        text = exported(file.rows(), form or _form_of(to))
+        text = exported(file.rows(), form or usual)
     if to is None:
         typer.echo(text, nl=False)
     else:
         replace_file(to, text.encode())
 
 
-def _form_of(to: Path | None) -> str:
-    """Return the format that the name of a file stands for; Markdown where it stands for none."""
-    return SUFFIXES.get(to.suffix.lower(), "markdown") if to is not None else "markdown"
-
-
 def figure(
     results: ResultsArgument,
-    name: Annotated[
-        str | None, Argument(help="Which figure, such as `rank`; without it, all are listed.")
-    ] = None,
+    name: Annotated[str | None, Argument(help=FIGURE)] = None,
     to: Annotated[
         Path | None, Option(metavar="FILE", help=".svg, .png or .pdf (default: NAME.svg).")
     ] = None,
@@ -112,7 +103,7 @@ def figure(
         return
     if name not in found:
         raise OptionError(
-            "A figure is drawn where there are results for it. The figures of "
+            "A figure is drawn if there are results for it. The figures of "
             f"{results} are: {', '.join(found) or 'none'}; found `{name}`."
             f"{did_you_mean(name, found)}"
         )

@@ -1,25 +1,105 @@
-"""`ttapca reproduce`: the paper's tables, from data to report."""
+"""`ttapca demo` and `ttapca reproduce`: whole comparisons, from data to a report."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from typer import Option
 
 from ttapca.cli import arguments, completion
-from ttapca.cli.bench import exit_if_failed, run_benchmark
+from ttapca.cli.bench import exit_if_failed, failures, run_benchmark
+from ttapca.cli.console import print_table
+from ttapca.cli.data import get
+from ttapca.cli.publish import write_report
 from ttapca.errors import OptionError
 from ttapca.support.disk import make_folder
 
 if TYPE_CHECKING:
     from ttapca.benchmark.session import Benchmark
-    from ttapca.engines import Engine
 
 OWN_NETWORK = {"cifar10": "cifar10-resnet20"}
 QUICK_IMAGES = 1000
+IN_BATCHES, ONE_BY_ONE = "demo", "demo-camera"  # presets
+HEADINGS = (
+    "1. In batches, the classes mixed; adaptation starts anew at each batch",
+    "2. As a camera sees them: one at a time, class after class; adaptation goes on",
+    "3. Clean photographs: what a method costs where nothing is wrong",
+)
+
+
+def demo(
+    to: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR", help="Folder for results and report (default: ttapca-demo[-digits])."
+        ),
+    ] = None,
+    digits: Annotated[
+        bool, Option("--digits", help="Handwritten digits instead of photographs.")
+    ] = False,
+    seed: Annotated[int, Option(min=0, help="Seed of the order of the test images.")] = 0,
+) -> None:
+    """Corrupt 500 photographs in fifteen ways, and let six methods repair a small network.
+
+    Network, photographs and filter ship with the package. `ttapca bench cifar10-resnet20 --data
+    cifar10-500` compares other methods, corruptions or settings on them.
+    """
+    start = time.perf_counter()
+
+    # imported here because torch takes seconds to import
+    from ttapca.benchmark.measurement import one_thread
+    from ttapca.benchmark.plan import read_preset
+    from ttapca.benchmark.session import Benchmark
+
+    with one_thread():
+        if digits:
+            plan = read_preset("demo-digits").changed(seeds=(seed,))
+            _run_and_report(Benchmark(plan), to or Path("ttapca-demo-digits"), lines=False)
+        else:
+            _photographs(to or Path("ttapca-demo"), seed)
+    log = Console(stderr=True)
+    log.print(f"done in {time.perf_counter() - start:.0f} s", style="dim", highlight=False)
+
+
+def _photographs(to: Path, seed: int) -> None:
+    """Run both comparisons of photographs, and report them with images that a method repaired."""
+    import joblib
+
+    from ttapca.benchmark.demo_report import demo_tables, line_to_remember, repaired_images
+    from ttapca.benchmark.plan import RECOMMENDED, read_preset
+    from ttapca.benchmark.session import Benchmark
+    from ttapca.engines import SerialEngine, engine_of
+
+    make_folder(to)
+    results, page = to / "results.sqlite", to / "report.html"
+    # Each process computes on one thread, so that sums round alike on any machine.
+    engine = engine_of("joblib:2" if joblib.cpu_count() > 1 else None)
+    rows = []
+    for preset in (IN_BATCHES, ONE_BY_ONE):
+        benchmark = Benchmark(read_preset(preset).changed(seeds=(seed,)))
+        found = run_benchmark(benchmark, results, lines=False, engine=engine)
+        order = {unit.cells[0]: number for number, unit in enumerate(benchmark.units())}
+        rows += sorted(found, key=lambda row: order[row.cell])  # two processes end in any order
+    pictured = Benchmark(read_preset(IN_BATCHES))
+    shown = [
+        row.cell
+        for row in rows
+        if row.cell.setting in pictured.plan.settings and row.cell.method == RECOMMENDED
+    ]
+    repaired = repaired_images(shown, pictured.prepare(results, SerialEngine()))
+    out = Console()
+    for heading, table in zip(HEADINGS, demo_tables(rows), strict=True):
+        out.print(f"\n{heading}", highlight=False)
+        print_table(out, table)
+    line = line_to_remember(rows)
+    write_report(results, page, line, repaired)
+    out.print(f"\n{line}\n", highlight=False)
+    typer.echo(f"The report: {page.absolute()}")
+    exit_if_failed(failures(rows))
 
 
 def reproduce(
@@ -31,7 +111,10 @@ def reproduce(
     quick: Annotated[bool, Option("--quick", help=f"Use {QUICK_IMAGES:,} test images.")] = False,
     methods: Annotated[
         str | None,
-        Option(help="Names (default: the paper's, and wiener).", autocompletion=completion.methods),
+        Option(
+            help="Names (default: the paper's, and wiener).",
+            autocompletion=completion.method_list,
+        ),
     ] = None,
     corrupted: Annotated[
         Path | None, Option(metavar="DIR", help="A folder of CIFAR-C (default: found, else made).")
@@ -48,6 +131,7 @@ def reproduce(
     from ttapca.benchmark.paper import needed_for_the_papers_setting
     from ttapca.benchmark.plan import read_preset
     from ttapca.benchmark.session import Benchmark
+    from ttapca.datasets import DATA_SETS
 
     default = OWN_NETWORK.get(data)
     if not (network.model or network.model_option or default):
@@ -55,65 +139,48 @@ def reproduce(
             f"No network for `{data}` ships with ttapca: name one, as in `ttapca reproduce {data} "
             "MODEL`."
         )
-    where, source = arguments.engine(jobs, engine), network.source(default)
+    found, source = arguments.engine(jobs, engine), network.source(default)
     # A network that cannot be loaded is refused before anything is fetched.
     subject = source.load(doubt=False)
-    found = corrupted or _place(f"{data}-c", folder)
+    cifar_c = corrupted or _place(f"{data}-c", folder)
     images = QUICK_IMAGES if quick else None
-    for need in needed_for_the_papers_setting(data, subject, found, images):
+    for need in needed_for_the_papers_setting(data, subject, cifar_c, images):
         typer.echo(f"reproduce: {need}", err=True)
-    _get(data, folder)
+    if data in DATA_SETS and _place(data, folder) is None:
+        get([data], folder)
     plan = read_preset("paper-tables").changed(
         data=data,
         images=images,
-        corrupted=None if found is None else str(found),
+        corrupted=None if cifar_c is None else str(cifar_c),
         methods=arguments.separated(methods),
     )
     benchmark = Benchmark(plan, source, root=arguments.cache_root(), folder=folder)
     place = to or Path(f"ttapca-{Path(data).name}")
-    run_and_report(benchmark, place, estimate=True, engine=where)
+    _run_and_report(benchmark, place, estimate=True, engine=found)
 
 
-def run_and_report(
-    benchmark: Benchmark,
-    to: Path,
-    *,
-    lines: bool = True,
-    estimate: bool = False,
-    engine: Engine | None = None,
-) -> None:
-    """Run a benchmark in a folder, print its tables and write its report there.
+def _place(name: str, folder: Path | None) -> Path | None:
+    """Return the folder of a data set, or None if there is none."""
+    from ttapca.datasets import DATA_SETS
+
+    layouts = DATA_SETS[name].layouts if name in DATA_SETS else ()
+    folders = ((folder or arguments.cache_root()) / each.folder for each in layouts)
+    return next((each for each in folders if each.is_dir()), None)
+
+
+def _run_and_report(benchmark: Benchmark, to: Path, **how: Any) -> None:
+    """Run a benchmark in a folder as `run_benchmark` does, print its tables and write its report.
 
     If a measurement failed, the report says why, and the exit code is 1.
     """
     from ttapca.benchmark.tables import error_tables
-    from ttapca.cli.publish import write_report
-    from ttapca.cli.terminal_tables import print_table
 
     make_folder(to)
     results, page = to / "results.sqlite", to / "report.html"
-    rows = run_benchmark(benchmark, results, lines=lines, estimate=estimate, engine=engine)
+    rows = run_benchmark(benchmark, results, **how)
     out = Console()
     for table in error_tables(rows):
         print_table(out, table)
     write_report(results, page)
     typer.echo(f"The report: {page.absolute()}")
-    exit_if_failed(rows)
-
-
-def _get(data: str, folder: Path | None) -> None:
-    """Fetch a named data set that is not there; a path is left alone."""
-    from ttapca.cli.data import get
-    from ttapca.datasets import DATA_SETS
-
-    if data in DATA_SETS and _place(data, folder) is None:
-        get([data], folder)
-
-
-def _place(name: str, folder: Path | None) -> Path | None:
-    """Return the folder of a data set, or None if there is none."""
-    from ttapca.datasets.catalog import DATA_SETS
-
-    root = folder or arguments.cache_root()
-    layouts = DATA_SETS[name].layouts if name in DATA_SETS else ()
-    return next((root / one.folder for one in layouts if (root / one.folder).is_dir()), None)
+    exit_if_failed(failures(rows))

@@ -1,12 +1,14 @@
-"""`ttapca serve`: answer requests over HTTP with a network that adapts to each stream."""
+"""`ttapca serve` and `ttapca export-onnx`: a network that adapts to streams, in production."""
 
 from __future__ import annotations
 
+import math
 import os
+import shlex
 import signal
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
@@ -16,14 +18,21 @@ from typer import Option
 
 from ttapca import __version__
 from ttapca.cli import arguments
-from ttapca.cli.served_network import served_network
-from ttapca.errors import OptionError
+from ttapca.cli.console import ConsoleReporter, print_json
+from ttapca.datasets.pictures import PictureSize
+from ttapca.errors import DataNotFoundError, OptionError
+from ttapca.support.parsing import read_bounded
 
 if TYPE_CHECKING:
-    from ttapca.cli.served_network import ServedNetwork
-    from ttapca.serving.service import Service, ServiceFacts
+    from torch import nn
+
+    from ttapca.benchmark.network_source import NetworkSource
+    from ttapca.fitting.fitted_filter import FittedFilter
+    from ttapca.networks.evaluation import EvaluatedKind
+    from ttapca.serving.service import Service
     from ttapca.serving.tokens import Tokens
 
+KEPT_FILTERS = "filters"  # a folder beside the data sets
 ORDERS = "auto (learnt from the predictions), shuffled (none) or video (surely one)."
 MODES = "on, shadow (answers unchanged, counts what would change) or off."
 
@@ -49,21 +58,11 @@ class LimitOptions:
     ] = None
     timeout: Annotated[float | None, Option(help="Seconds until an answer (30).")] = None
 
-    def of_pool(self) -> dict[str, Any]:
-        """Return what is said about the pool, by names of `PoolLimits`."""
-        streams = ("max_streams", "max_resident", "max_memory")
-        names = ("max_batch", "max_wait", "max_queue", *streams, "max_images")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
-
-    def of_requests(self) -> dict[str, Any]:
-        """Return what is said about requests, by names of `RequestLimits`."""
-        values = {
-            "max_images": self.max_images,
-            "max_body": self.max_body,
-            "max_pixels": self.max_pixels,
-            "answer_seconds": self.timeout,
-        }
-        return {name: value for name, value in values.items() if value is not None}
+    def of(self, limits: type[Any]) -> Any:
+        """Return limits of one kind, `PoolLimits` or `RequestLimits`, with the given values."""
+        given = {**vars(self), "answer_seconds": self.timeout}
+        values = {field.name: given.get(field.name) for field in fields(limits)}
+        return limits(**{name: value for name, value in values.items() if value is not None})
 
 
 def serve(
@@ -101,6 +100,7 @@ def serve(
     Without --filter, packaged networks get the one that ships, or one that is fitted and kept.
     Ctrl-C or SIGTERM: what runs is answered, streams are saved, and the service ends.
     """
+    import ttapca
     from ttapca._checks import Maybe, OneOf, check_option
     from ttapca.adaptation.chain_passes import Order
     from ttapca.networks.evaluation import EvaluatedKind
@@ -111,45 +111,57 @@ def serve(
     from ttapca.serving.metrics import Metrics
     from ttapca.serving.pool import StreamPool
     from ttapca.serving.request_log import logging_to
-    from ttapca.serving.service import Service
+    from ttapca.serving.service import Service, ServiceFacts
     from ttapca.serving.stream_store import StreamStore
+    from ttapca.spectral.calibration import band_edges
 
+    # These would be refused anyway, but after a filter is fitted.
     known = _tokens(tokens, host)
-    saving = _saving(state, save_every)
-    request_limits = RequestLimits(**limits.of_requests())
-    pool_limits = PoolLimits(**limits.of_pool())
-    check_option("mode", mode, OneOf(get_args(Mode)))  # before a filter is fitted
+    if state is not None:
+        arguments.check_place(state, "--state")
+    elif save_every is not None:
+        raise OptionError("--save-every needs a file to save streams in: give --state FILE.")
+    saving: dict[str, Any] = {} if save_every is None else {"save_every": save_every}
+    request_limits, pool_limits = limits.of(RequestLimits), limits.of(PoolLimits)
+    check_option("mode", mode, OneOf(get_args(Mode)))
     check_option("order", order, Maybe(OneOf(get_args(Order))))
     check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
     meaning = cast("EvaluatedKind | None", outputs)
-    served = served_network(network.source(), filter, classes, folder, meaning)
-    measured = Metrics(served.name, __version__)
+
+    source = network.source()
+    model = source.load()
+    fitted = _fitted(source, model, folder) if filter is None else ttapca.load(filter)
+    edges = band_edges(fitted.n_components_)
+    facts = ServiceFacts(
+        source.name,
+        f"{fitted.layer}, {fitted.n_components_:,} components, {fitted.route}",
+        _class_names(source, model, classes, meaning),
+        tuple((first + 1, last) for first, last in pairwise(edges)),
+        state is not None,
+    )
+    measured = Metrics(source.name, __version__)
     with ExitStack() as open_files:
-        # These end last: saving must wait for nobody who reads the log, nor be cut short.
+        # These end last: no reader of the log may delay saving, or cut it short.
         open_files.enter_context(signals_put_back())
         open_files.enter_context(logging_to(sys.stderr, as_json=log_json))
         listening = open_files.enter_context(listen(host, port))
         store = None if state is None else open_files.enter_context(StreamStore(state))
         pool = StreamPool(
-            served.model,
-            served.fitted,
+            model,
+            fitted,
             store=store,
             mode=cast("Mode", mode),
             limits=pool_limits,
             observer=measured,
             outputs=meaning,
             order=cast("Order | None", order),
-            input_shape=arguments.input_shape(input_shape, served.model),
+            input_shape=arguments.input_shape(input_shape, model),
             **saving,
         )
         open_files.enter_context(pool)
+        size = picture_size(model, pool.input_shape, shorter_side)
         service = Service(
-            pool,
-            _facts(served, saves=state is not None),
-            tokens=known,
-            limits=request_limits,
-            metrics=measured,
-            size=served.picture_size(pool.input_shape, shorter_side),
+            pool, facts, tokens=known, limits=request_limits, metrics=measured, size=size
         )
         typer.echo(_greeting(url_of(listening), service, state))
         ended_by = run(service, listening)
@@ -158,7 +170,7 @@ def serve(
 
 
 def _tokens(file: Path | None, host: str) -> Tokens:
-    """Read the tokens, and refuse to be reached from elsewhere without."""
+    """Read the tokens; without any, refuse to be reached from other machines."""
     from ttapca.serving.http_server import is_loopback
     from ttapca.serving.tokens import Tokens, read_tokens
 
@@ -172,30 +184,6 @@ def _tokens(file: Path | None, host: str) -> Tokens:
     return Tokens()
 
 
-def _saving(state: Path | None, save_every: float | None) -> dict[str, Any]:
-    """Return what is said about saving, by names of `StreamPool`."""
-    if state is not None:
-        arguments.check_place(state, "--state")
-    elif save_every is not None:
-        raise OptionError("--save-every needs a file to save streams in: give --state FILE.")
-    return {} if save_every is None else {"save_every": save_every}
-
-
-def _facts(served: ServedNetwork, *, saves: bool) -> ServiceFacts:
-    from ttapca.serving.service import ServiceFacts
-    from ttapca.spectral.calibration import band_edges
-
-    fitted = served.fitted
-    edges = band_edges(fitted.n_components_)
-    return ServiceFacts(
-        served.name,
-        f"{fitted.layer}, {fitted.n_components_:,} components, {fitted.route}",
-        served.class_names,
-        tuple((first + 1, last) for first, last in pairwise(edges)),
-        saves,
-    )
-
-
 def _greeting(url: str, service: Service, state: Path | None) -> str:
     names = ", ".join(token.name for token in service.tokens.all)
     return (
@@ -203,4 +191,150 @@ def _greeting(url: str, service: Service, state: Path | None) -> str:
         f"  streams  {len(service.pool.names()):,}, "
         + (f"kept in {state}" if state else "not kept: --state FILE keeps them")
         + f"\n  access   {f'with the tokens of {names}' if names else 'from this machine'}"
+    )
+
+
+def picture_size(
+    model: nn.Module, input_shape: tuple[int, ...], shorter_side: int | None
+) -> PictureSize | None:
+    """Return the sizes that pictures are brought to; None to bring them to the input's at once."""
+    if shorter_side is None:
+        stated = getattr(model, "pictures", None)  # of a network from a hub
+        return stated if isinstance(stated, PictureSize) else None
+    height, width = input_shape[1:] if len(input_shape) == 3 else (0, 1)
+    if height != width:
+        raise OptionError(
+            "--shorter-side is for networks that take square pictures, of which the centre is "
+            f"cut out; this one takes {' x '.join(map(str, input_shape))}. Leave it out."
+        )
+    return PictureSize(height, shorter_side)
+
+
+def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> FittedFilter:
+    """Return the filter of a packaged network: one that ships, one that was kept, or a new one."""
+    import ttapca
+    from ttapca import networks
+    from ttapca.benchmark.filters import kept_filter
+    from ttapca.benchmark.network_source import fingerprint, option_words
+
+    if source.file not in networks.packaged():
+        fit = shlex.join(["ttapca", "fit", source.name, *option_words(source.words())])
+        raise OptionError(
+            f"A network is served with a filter of its own; none was given for `{source.name}`. "
+            f"Fit one with `{fit} --data DATA --to my-filter`, and name it: --filter my-filter"
+        )
+    if source.shipped_filter is not None:
+        return ttapca.load(source.shipped_filter)
+    kept = arguments.cache_root() / KEPT_FILTERS / f"{source.file}-{fingerprint(model)}"
+    with ConsoleReporter() as reporter:
+        return kept_filter(kept, lambda: _fitted_now(source, model, folder, reporter), reporter)
+
+
+def _fitted_now(
+    source: NetworkSource, model: nn.Module, folder: Path | None, reporter: ConsoleReporter
+) -> FittedFilter:
+    """Fit a filter on the images that a packaged network was trained with."""
+    from ttapca.benchmark.filters import FIT_BATCH, recommended_layer, usual_fit
+    from ttapca.datasets import TensorBatches, load
+    from ttapca.networks.checkpoints import describe_weights
+
+    data = str(describe_weights(source.file)["data"]["name"])
+    task = f"reading {data}"
+    reporter.advance(task, 0, None)
+    try:
+        train = load(data, "train", root=folder or arguments.cache_root())
+    except DataNotFoundError as error:
+        raise OptionError(
+            f"Without --filter, one is fitted on the images that `{source.name}` was trained with; "
+            f"they are not there: {error} Or name a filter that you have: --filter DIR"
+        ) from error
+    reporter.advance(task, 1, 1)
+    layer = recommended_layer(model, train, reporter)
+    return usual_fit(model, layer, TensorBatches(train, FIT_BATCH), reporter=reporter)
+
+
+def _class_names(
+    source: NetworkSource, model: nn.Module, file: Path | None, outputs: EvaluatedKind | None
+) -> tuple[str, ...]:
+    """Return the names of the classes, from a file or as the network has them; else none."""
+    names = stated_names(source, model) if file is None else _read_names(file)
+    count: int | None = getattr(model, "classes", None)  # of outputs
+    if count is not None and outputs != "multilabel":
+        if outputs is not None and (outputs == "binary") != (count == 1):
+            raise OptionError(
+                "A network with one output is binary, and one with more is multiclass or "
+                f"multilabel; found --outputs {outputs} for one with {count:,}."
+            )
+        count = max(2, count)
+    if names and count is not None and len(names) != count:
+        raise OptionError(
+            f"There must be a name for each of the {count:,} classes; {file or source.name} has "
+            f"{len(names):,}."
+        )
+    return names
+
+
+def stated_names(source: NetworkSource, model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the classes that come with a network."""
+    from ttapca.networks.checkpoints import describe_weights
+    from ttapca.networks.external import is_factory, is_hub_name
+
+    if is_hub_name(source.name):
+        return tuple(getattr(model, "class_names", ()))
+    if is_factory(source.name):
+        return ()
+    return tuple(describe_weights(source.file).get("class_names", ()))
+
+
+def _read_names(path: Path) -> tuple[str, ...]:
+    try:
+        text = read_bounded(path, OptionError).decode()
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError:
+        raise OptionError(f"Names of classes must be text, one a line; {path} is not.") from None
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
+
+
+def export_onnx(
+    network: arguments.NetworkOptions,
+    filter: Annotated[
+        Path,
+        Option(metavar="DIR", exists=True, file_okay=False, help="A filter from `ttapca fit`."),
+    ],
+    to: Annotated[Path, Option(metavar="FILE", help="The file to write.")] = Path("adapted.onnx"),
+    input_shape: arguments.InputShape = None,
+    streams: Annotated[
+        int | None, Option(min=1, help="Streams of a batch, to fix them (default: any).")
+    ] = None,
+    images: Annotated[int, Option(min=1, help="Images of each stream in a call.")] = 1,
+    as_json: arguments.AsJson = False,
+) -> None:
+    """Write a network that adapts as an ONNX file, with the state of streams as in- and outputs.
+
+    ONNX Runtime and Triton then carry the state from batch to batch: docs/production.md.
+    """
+    import ttapca
+    from ttapca.serving.onnx_export import AFTER, BEFORE, OPSET
+    from ttapca.serving.onnx_export import export_onnx as write
+
+    arguments.check_place(to)
+    source = network.source()
+    model, fitted = source.load(), ttapca.load(filter)
+    shape = arguments.input_shape(input_shape, model)
+    with ConsoleReporter() as reporter:
+        reporter.advance(f"writing {to}", 0, None)
+        state = write(model, fitted, to, input_shape=shape, streams=streams, images=images)
+    if as_json:
+        print_json({"file": str(to), "layer": fitted.layer, "opset": OPSET, "state": state})
+        return
+    taken = (streams or "streams", images, *(shape or fitted.shape))
+    numbers = sum(math.prod(part) for part in state.values())
+    typer.echo(
+        f"{to}  {source.name}, filter at `{fitted.layer}`; opset {OPSET}, float32, "
+        f"{to.stat().st_size / 1e6:.1f} MB\n"
+        f"  takes images ({' x '.join(map(str, taken))}) and the state of each stream, as "
+        f"`{BEFORE}...`\n"
+        f"  gives logits, shift, and the next state, as `{AFTER}...`\n"
+        f"  a state has {numbers:,} numbers in {len(state)} parts, and begins with zeros"
     )

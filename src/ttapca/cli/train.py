@@ -29,7 +29,7 @@ NEVER_MIRRORED = ("digits",)  # a mirrored 2 is no digit
 
 @dataclass(kw_only=True)
 class TrainingWishes:
-    """Options of `TrainingOptions` by the same names; None where it or the images decide."""
+    """Options of `TrainingOptions` by the same names; None if its default or the images decide."""
 
     epochs: Annotated[int, Option(help="Passes over the training images.")] = 25
     batch_size: Annotated[int, Option(help="Images per step.")] = 128
@@ -87,7 +87,7 @@ class TrainingWishes:
 
 @dataclass(kw_only=True)
 class NetworkWishes:
-    """Options that say which network is trained, and what it begins with."""
+    """Options for the network, and for the weights that it begins with."""
 
     architecture: Annotated[
         str | None, Argument(metavar="ARCHITECTURE", help="resnet20, wrn-16-2, resnet26-gn, ...")
@@ -107,12 +107,7 @@ class NetworkWishes:
     ] = None
 
     def network(self, images: Images, seed: int) -> tuple[nn.Module, dict[str, Any]]:
-        """Return the network before training, and what is written down about it.
-
-        Args:
-            images: That it is trained on.
-            seed: Of random weights.
-        """
+        """Return the network before training, and the description that is kept with it."""
         import torch
 
         from ttapca.networks import add_rotation_head, build, load_weights
@@ -145,7 +140,7 @@ class NetworkWishes:
         return network, description | {"rotation_split": self.rotation_head}
 
     def _normalisation(self, images: Images) -> Normalisation:
-        """Return what was asked for, what the first weights need, or what the images have."""
+        """Return the given one, or that of the first weights, or that of the images."""
         from ttapca.networks import normalisation_of
         from ttapca.networks.checkpoints import describe_weights, stated_normalisation
         from ttapca.networks.network import find_normalisation
@@ -198,7 +193,8 @@ def train(
     if fingerprint == test.fingerprint():  # a path to one set of images serves as both
         typer.echo("train: no test split, so accuracy is that of the training images", err=True)
     description["data"] = {"name": str(data), "training_images": fingerprint}
-    last = _run(model, images, test, options, to, description, tensorboard)[-1]
+    with _event_writer(to, tensorboard) as events:
+        last = _run(model, images, test, options, to, description, events)
     path = to / WEIGHTS
     if as_json:
         print_json({"weights": str(path), **dataclasses.asdict(last)})
@@ -215,13 +211,13 @@ def _run(
     options: TrainingOptions,
     to: Path,
     description: dict[str, Any],
-    tensorboard: bool | None,
-) -> list[EpochRecord]:
+    events: Any,
+) -> EpochRecord:
+    """Train or go on, with notes and events of each epoch; return the record of the last one."""
     from ttapca.networks.runs import read_history, train
 
     done, steps = len(read_history(to)), len(images) // options.batch_size
-    reporting = ConsoleReporter("train", goes_on="after the last whole epoch")
-    with reporting as reporter, _event_writer(to, tensorboard) as events:
+    with ConsoleReporter("train", goes_on="after the last whole epoch") as reporter:
         if done:
             reporter.note(f"going on after epoch {done} of {options.epochs}")
 
@@ -235,16 +231,18 @@ def _run(
                 if name != "epoch" and value is not None:
                     events.add_scalar(name, value, record.epoch)
 
-        return train(
+        progress = Steps(reporter, "train", options.epochs * steps, done * steps)
+        history = train(
             network,
             images,
             test,
             options,
             to,
             description=description,
-            progress=Steps(reporter, "train", options.epochs * steps, done * steps),
+            progress=progress,
             on_epoch=announce,
         )
+        return history[-1]
 
 
 def _event_writer(folder: Path, wanted: bool | None) -> AbstractContextManager[Any]:

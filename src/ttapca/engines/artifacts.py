@@ -10,13 +10,14 @@ import hashlib
 import pickle
 import shutil
 import types
-import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from threading import RLock
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
+from warnings import catch_warnings
 
 import numpy as np
 import torch
@@ -30,7 +31,6 @@ Content = TypeVar("Content")
 MAPPED_FROM = 1 << 16  # bytes from which on an array is mapped
 MOST_OPEN = 8  # artifacts of a process: the workers of a cluster outlive many runs
 
-_open: OrderedDict[str, Any] = OrderedDict()
 _opening = RLock()  # an artifact may be part of another
 _worker_folders: list[Path] = []  # of this process, if it is the worker of a cluster
 
@@ -43,20 +43,20 @@ class Artifact(Generic[Content]):
         label: The content in a few words, for messages.
         digest: The SHA-256 of the file, which is its name as well.
         size: Of the file, in bytes.
-        folder: Where the file is.
+        folder: Where the file was written.
         fallback: Makes the content on a worker that does not see the file.
     """
 
-    label: str
+    label: str = field(compare=False)
     digest: str
     size: int
-    folder: str
-    fallback: Callable[[], Content] | None = None
+    folder: Path = field(compare=False)
+    fallback: Callable[[], Content] | None = field(default=None, compare=False)
 
     @property
     def path(self) -> Path:
         """The file on the machine that wrote it."""
-        return Path(self.folder) / self.digest
+        return self.folder / self.digest
 
     def open(self) -> Content:
         """Return the content, the same object each time in one process.
@@ -65,40 +65,36 @@ class Artifact(Generic[Content]):
             EngineError: This process does not see the file, and there is no fallback.
         """
         with _opening:
-            if self.digest not in _open:
-                _open[self.digest] = self._load()
-            _open.move_to_end(self.digest)
-            content = _open[self.digest]
-            while len(_open) > MOST_OPEN:
-                _open.popitem(last=False)
-        return cast(Content, content)
+            content: Content = _content(self)
+        return content
 
     def file(self) -> Path | None:
         """Return the file if this process sees it, where it was written or in its own folder.
 
         Its name and size are compared, its content is not read.
         """
-        for folder in (Path(self.folder), *_worker_folders):
+        for folder in (self.folder, *_worker_folders):
             path = folder / self.digest
             if path.is_file() and path.stat().st_size == self.size:
                 return path
         return None
 
-    def _load(self) -> Content:
-        found = self.file()
-        if found is not None:
-            content: Content = torch.load(found, mmap=True, weights_only=False)
-            return content
-        reason = "."
-        if self.fallback is not None:
-            try:
-                return self.fallback()
-            except TtapcaError as error:
-                reason = f", and: {error}"
-        raise EngineError(
-            f"Every worker must see {self.label}; this one does not see {self.path}{reason} "
-            "Put the results into a folder that all workers share."
-        )
+
+@lru_cache(MOST_OPEN)
+def _content(artifact: Artifact[Any]) -> Any:
+    found = artifact.file()
+    if found is not None:
+        return torch.load(found, mmap=True, weights_only=False)
+    reason = "."
+    if artifact.fallback is not None:
+        try:
+            return artifact.fallback()
+        except TtapcaError as error:
+            reason = f", and: {error}"
+    raise EngineError(
+        f"Every worker must see {artifact.label}; this one does not see {artifact.path}{reason} "
+        "Put the results into a folder that all workers share."
+    )
 
 
 def write_artifact(
@@ -125,12 +121,9 @@ def write_artifact(
 
     Example:
         >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> artifact = write_artifact({"numbers": np.arange(3)}, folder, "some numbers")
+        >>> artifact = write_artifact({"odd": np.arange(3)}, Path(tempfile.mkdtemp()), "numbers")
         >>> artifact.open()
-        {'numbers': array([0, 1, 2])}
-        >>> artifact.open() is artifact.open()
-        True
+        {'odd': array([0, 1, 2])}
     """
     unfinished = folder / "unfinished"
     with writing(folder):
@@ -146,7 +139,7 @@ def write_artifact(
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = unfinished.stat().st_size
         unfinished.replace(folder / digest)
-    return Artifact(label, digest, size, str(folder.absolute()), fallback)
+    return Artifact(label, digest, size, folder.absolute(), fallback)
 
 
 def keep_files_in(folder: Path) -> None:
@@ -159,14 +152,13 @@ def folder_beside(artifact: Artifact[Any]) -> Path:
 
     On a cluster each worker has a folder of its own; processes of one machine share one.
     """
-    folder = _worker_folders[0] if _worker_folders else Path(artifact.folder)
-    return folder / f"{artifact.digest}-files"
+    return (*_worker_folders, artifact.folder)[0] / f"{artifact.digest}-files"
 
 
 def forget(artifact: Artifact[Any]) -> None:
-    """Close an artifact, and remove the files that this worker of a cluster has of it."""
+    """Close artifacts, and remove the files that this worker of a cluster has of this one."""
     with _opening:
-        _open.pop(artifact.digest, None)
+        _content.cache_clear()  # it has no way to drop one only; others are mapped again
     if _worker_folders:
         (_worker_folders[0] / artifact.digest).unlink(missing_ok=True)
         shutil.rmtree(folder_beside(artifact), ignore_errors=True)
@@ -184,23 +176,15 @@ def _pickling(parts: Mapping[int, Artifact[Any]]) -> types.ModuleType:
         def reducer_override(self, found: Any) -> Any:
             if id(found) in parts:
                 return parts[id(found)].open, ()
-            if isinstance(found, np.ndarray) and found.nbytes >= MAPPED_FROM and _plain(found):
-                return _array, (_tensor(found),)
+            if isinstance(found, np.ndarray) and found.nbytes >= MAPPED_FROM:
+                # torch lacks some types of arrays, and warns of arrays that cannot be written to.
+                with suppress(TypeError, ValueError), catch_warnings(action="ignore"):
+                    return _array, (torch.from_numpy(np.ascontiguousarray(found)),)
             return super().reducer_override(found)
 
     module = types.ModuleType("mapped_pickle")
     vars(module).update(Pickler=Pickler)
     return module
-
-
-def _plain(array: NDArray[Any]) -> bool:
-    return array.dtype.kind in "buif" and array.dtype.isnative and array.dtype.itemsize <= 8
-
-
-def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    with warnings.catch_warnings():  # of arrays that cannot be written to
-        warnings.simplefilter("ignore")
-        return torch.from_numpy(np.ascontiguousarray(array))
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:

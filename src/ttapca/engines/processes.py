@@ -8,20 +8,16 @@ import re
 import signal
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ttapca._checks import Whole, check_option
-from ttapca.engines.engine import Finished, Lost, Result, Task
+from ttapca.engines import Endings, Finished, Lost, Result, Task
 from ttapca.support.process import interrupts_held
-
-if TYPE_CHECKING:
-    from ttapca.engines.artifacts import Artifact
 
 PARENT_CHECKED_EVERY = 0.5  # seconds
 HANDED_OVER_WITHIN = 5.0  # seconds, from this process to a worker
@@ -32,6 +28,8 @@ THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "OPENCV_FOR_THREADS_NUM",
 )
+
+WHY = "it was killed, crashed, or needed more memory than there was"
 
 
 class JoblibEngine:
@@ -49,7 +47,7 @@ class JoblibEngine:
         [1, 2, 3]
     """
 
-    elsewhere = True
+    remote = True
 
     def __init__(self, jobs: int) -> None:
         check_option("jobs", jobs, Whole(1, 1000))
@@ -59,57 +57,42 @@ class JoblibEngine:
         """Return how to make it."""
         return f"JoblibEngine({self.workers})"
 
-    @property
-    def threads(self) -> int:
-        """How many threads each process computes with."""
-        import joblib  # knows the limits of containers, too
-
-        cores: int = joblib.cpu_count()
-        return max(1, min(torch.get_num_threads(), cores // self.workers))
-
     def run(
         self,
         tasks: Iterable[Task],
         work: Callable[[Task], Result],
         *,
-        needs: Sequence[Artifact[Any]] = (),
-        ready: Callable[[], object] | None = None,
         tell: Callable[[str], None] | None = None,
-    ) -> Generator[Finished[Task, Result] | Lost[Task], None, None]:
-        """Do the work for every task; see `Engine.run`."""
-        del needs, ready  # all processes of this machine see its files
-        tell = tell or (lambda _: None)
-        first, again = iter(tasks), deque[Task]()
-        processes = [_Process(self.threads) for _ in range(self.workers)]
-        idle = deque(processes)
+        **_: Any,
+    ) -> Endings[Task, Result]:
+        """Do the work for every task; all processes of this machine see its artifacts."""
+        import joblib  # knows the limits of containers, too
+
+        threads = max(1, min(torch.get_num_threads(), joblib.cpu_count() // self.workers))
+        pending, processes = iter(tasks), [_Process(threads) for _ in range(self.workers)]
         running: dict[Future[Result], tuple[_Process, Task, bool]] = {}
 
-        def submit(task: Task, *, retried: bool) -> None:
-            process = idle.popleft()
-            running[process.submit(work, task)] = process, task, retried
-
-        def start() -> None:
-            while idle and again:
-                submit(again.popleft(), retried=True)
-            for task in islice(first, len(idle)):
-                submit(task, retried=False)
+        def start(process: _Process) -> None:
+            for task in islice(pending, 1):
+                running[process.submit(work, task)] = process, task, False
 
         try:
-            start()
+            for process in processes:
+                start(process)
             while running:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     process, task, retried = running.pop(future)
-                    idle.append(process)
                     error = future.exception()
-                    died = _is_death(error)
-                    if died and not retried:
-                        again.append(task)
-                        tell(f"a process died{_code(error)}; its task is tried once more")
-                    start()  # before the caller takes the result, so that no process is idle
-                    if retried or not died:
-                        yield (
-                            Lost(task, _reason(error)) if died else Finished(task, future.result())
-                        )
+                    if _is_death(error) and not retried:
+                        if tell is not None:
+                            tell(f"a process died{_code(error)}; its task is tried once more")
+                        running[process.submit(work, task)] = process, task, True
+                        continue
+                    start(process)  # before the caller takes the result, so that it is not idle
+                    if _is_death(error):
+                        yield Lost(task, f"WorkerDied: its process died twice{_code(error)}: {WHY}")
+                    else:
+                        yield Finished(task, future.result())
         finally:
             for process in processes:
                 process.end()
@@ -155,7 +138,7 @@ class _Process:
         if self._executor is None:
             return
         end = time.monotonic() + HANDED_OVER_WITHIN
-        while self._last and not self._last.running() and not self._last.done():
+        while self._last and not (self._last.running() or self._last.done()):
             if time.monotonic() > end:
                 break
             time.sleep(0.001)  # loky cannot be ended while it hands over a task
@@ -186,13 +169,6 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_CHECKED_EVERY)
     os._exit(1)
-
-
-def _reason(error: BaseException | None) -> str:
-    return (
-        f"WorkerDied: its process died twice{_code(error)}: it was killed, crashed, or needed more "
-        "memory than there was"
-    )
 
 
 def _code(error: BaseException | None) -> str:

@@ -115,7 +115,7 @@ class EngineReader(LocalReader):
         self._engine = engine
         self._batch_size = data.batch_size
         self._parts = placed(data.parts)
-        if engine.elsewhere:
+        if engine.remote:
             parts, workers = len(self._parts), engine.workers
             words = f"in {parts:,} parts, read by {workers:,} workers"
             self.spread = Spread(parts, workers, isinstance(engine, JoblibEngine), words)
@@ -130,7 +130,7 @@ class EngineReader(LocalReader):
     ) -> SourceStatistics | None:
         """Read all parts once, and merge what the workers send while it comes."""
         reader = PartReader.of(source, reading)
-        if not self._engine.elsewhere:
+        if not self._engine.remote:
             return reader(source.watched(self._parts, "part", len(self._parts)))
         tasks = _divided(self._parts, plan.tasks)
         see = partial(see_parts, self._parts[:: -(-len(self._parts) // LOOKED_AT)])
@@ -176,14 +176,14 @@ def reader_of(data: Any, engine: Engine | str | None) -> DataReader:
     if several_ranks():
         if engine is None:
             return RankReader(data)
-        if chosen.elsewhere:
+        if chosen.remote:
             raise OptionError(
                 "A process reads on an engine, or is one of several ranks; this is a rank. Leave "
                 "`engine` out, and give each rank its own data."
             )
     if isinstance(data, PartedData):
         return EngineReader(data, chosen)
-    if chosen.elsewhere:
+    if chosen.remote:
         raise OptionError(
             "An engine reads data in parts, such as `ttapca.datasets.Shards`; found "
             f"{type(data).__name__}, which this process reads as a whole. Leave `engine` out, or "

@@ -1,4 +1,4 @@
-"""`ttapca demo` as a user meets it, and the numbers that README shows of it."""
+"""`ttapca demo` and `ttapca reproduce` as a user meets them, and the numbers that README shows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from ttapca.benchmark import Plan, Results, plan, read_preset
 from ttapca.benchmark.demo_report import mean_errors
 from ttapca.benchmark.measurement import one_thread
-from ttapca.cli import arguments
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ONE_IMAGE = 0.2  # percent of 500: rounding differs from processor to processor
+pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_three_tables_a_line_and_a_report(
 ) -> None:
     """On few images; the rows are checked above."""
     monkeypatch.setattr(plan, "read_preset", small)
-    monkeypatch.setattr(arguments, "cores", lambda: 1)  # no time for other processes to start
+    monkeypatch.setattr("joblib.cpu_count", lambda: 1)  # no time for other processes to start
     said = command("demo --to demo")
     assert [said.out.count(f"\n{number}. ") for number in (1, 2, 3)] == [1, 1, 1]
     with Results("demo/results.sqlite", readonly=True) as results:
@@ -119,3 +119,20 @@ def test_digits_have_the_known_numbers(command) -> None:
         # glass, and there it may tip the judgement of which classes a batch holds.
         assert errors == pytest.approx(known[name], abs=4.0 if name == "Glass" else 0.55)
     assert "ttapca-relu" in Path("demo/report.html").read_text()
+
+
+def test_a_report_of_failures_is_written_and_exits_with_1(command, monkeypatch) -> None:
+    preset = Plan(corruptions=("fog",), settings=("online",), batch_sizes=(300,))
+    monkeypatch.setattr("ttapca.benchmark.plan.read_preset", lambda _: preset)
+    said = command("reproduce digits own:plain --methods source,bn --to 'r[new]'", 1)
+    assert "bn failed on its first batch" in said.err
+    page = Path("r[new]/report.html")
+    assert said.out.endswith(f"The report: {page.absolute()}\n")
+    assert "AttachError" in page.read_text()
+
+
+def test_reproduce_runs_both_tables_and_says_how_long(command) -> None:
+    result = command("reproduce digits digits --methods source,bn --to r")
+    assert re.search(r"about \d:\d\d:\d\d", result.err)  # however slow this machine is
+    assert result.out.count("Mean of 15") == 2
+    assert Path("r/report.html").is_file()
