@@ -22,7 +22,7 @@ from ttapca.adaptation.optimisation import (
 from ttapca.adaptation.surfaces import NormAffine
 from ttapca.errors import NonFiniteError, NotEnoughDataError
 from ttapca.methods.method import CLASSES, Assembly, GradientMethod, Positive, register
-from ttapca.support.batches import SourceData, source_batches
+from ttapca.support.inputs import SourceData, source_batches
 from ttapca.support.modules import evaluation_mode
 from ttapca.support.outputs import Outputs, log_softmax, softmax_entropy
 

@@ -17,7 +17,7 @@ from ttapca.errors import ShapeError
 from ttapca.methods.method import CLASSES, Assembly, GradientMethod, Positive, Seed, register
 from ttapca.methods.slr import soft_likelihood_ratio
 from ttapca.methods.views import Jitter
-from ttapca.support.modules import map_first_tensor
+from ttapca.support.inputs import map_first_tensor
 from ttapca.support.outputs import log_softmax
 
 # In place of the official chain of colour, affine and noise transformations.

@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from ttapca.adaptation.optimisation import Run
 from ttapca.errors import InputTypeError, LayerOutputError, ShapeError
-from ttapca.support.modules import map_first_tensor
+from ttapca.support.inputs import map_first_tensor
 from ttapca.support.outputs import Outputs
 
 # Runs the model on images, with its further inputs as they are.

@@ -6,8 +6,6 @@ import mimetypes
 from dataclasses import dataclass
 from importlib import resources
 
-from ttapca.support.page_colours import page_colours
-
 INDEX = "index.html"
 PLAIN = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>ttapca serve</title>
 <p>The service runs. What it offers is in <a href="openapi.json">openapi.json</a>.</p></html>
@@ -39,5 +37,6 @@ def page_files() -> dict[str, PageFile]:
             guessed = mimetypes.guess_type(file.name, strict=True)[0]
             kind = TYPES.get(suffix) or guessed or "application/octet-stream"
             found[file.name] = PageFile(file.read_bytes(), kind)
-    found["page_colours.css"] = PageFile(page_colours().encode(), TYPES[".css"])
+    colours = resources.files("ttapca.support") / "page_colours.css"  # those of the report
+    found[colours.name] = PageFile(colours.read_bytes(), TYPES[".css"])
     return found

@@ -17,17 +17,15 @@ from ttapca._checks import Maybe, Number, check_option
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.stream import ScaleGivenBack, Stream
-from ttapca.support.channel_moments import (
+from ttapca.support.norm_layers import (
     LARGE,
+    by_running_statistics,
     can_be_quick,
     channel_moments,
-    mixed_moments,
-    normalised,
-)
-from ttapca.support.norm_layers import (
-    by_running_statistics,
     is_plain,
+    mixed_moments,
     moved_to_source,
+    normalised,
     running_statistics,
     with_running_statistics,
 )
