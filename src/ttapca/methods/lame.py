@@ -1,12 +1,4 @@
-"""`lame`: correct the outputs of a batch by what its samples have in common.
-
-No parameter of the network moves. With q_i the network's prediction and w_ij the affinity of two
-samples, the assignments z minimise
-
-    sum_i KL(z_i | q_i) - sum_ij w_ij z_i . z_j
-
-by the concave-convex procedure: z_i <- softmax(log q_i + sum_j w_ij z_j), until it converges.
-"""
+"""`lame`: correct the outputs of a batch by the affinity of its samples."""
 
 from __future__ import annotations
 
@@ -42,6 +34,14 @@ NEIGHBOURS = 5
 @dataclass(frozen=True, kw_only=True)
 class LAME(Method):
     """The outputs of a batch, corrected by the affinity of its samples.
+
+    No parameter of the network moves. With q_i the network's prediction and w_ij the affinity of
+    two samples, the assignments z minimise
+
+        sum_i KL(z_i || q_i) - sum_ij w_ij z_i^T z_j
+
+    by the concave-convex procedure: z_i <- softmax(log q_i + sum_j w_ij z_j), until it converges.
+    The paper: https://arxiv.org/abs/2201.05718.
 
     Attributes:
         affinity: `knn`: 1 for each of the nearest neighbours, else 0; `rbf`: a Gaussian of the
@@ -114,13 +114,12 @@ class LaplacianCorrection(Mover):
 
 
 def affinities_of(features: Tensor, kind: Affinity = "knn", neighbours: int = NEIGHBOURS) -> Tensor:
-    """Return how much each two samples have in common, shape (batch, batch).
+    """Return the affinity of each two samples, shape (batch, batch); see `LAME.affinity`.
 
     Args:
         features: Shape (batch, d); their direction alone counts.
-        kind: `knn`: 1 for each of the nearest neighbours of a sample, else 0; `rbf`: a Gaussian of
-            the distance, as wide as the mean distance to the last neighbour; `linear`: the cosine.
-        neighbours: How many, for `knn` and `rbf`.
+        kind: `knn`, `rbf` or `linear`.
+        neighbours: The number of neighbours, for `knn` and `rbf`.
     """
     directions = F.normalize(features, dim=-1)  # (batch, d)
     if kind == "linear":
@@ -140,13 +139,7 @@ def affinities_of(features: Tensor, kind: Affinity = "knn", neighbours: int = NE
 
 
 def agreed(own: Tensor, affinities: Tensor, iterations: int = 100) -> Tensor:
-    """Iterate until the bound converges, and return log-probabilities of the assignments.
-
-    Args:
-        own: Log-probabilities that the network predicts (log q), shape (batch, classes).
-        affinities: See `affinities_of`.
-        iterations: How many there may be.
-    """
+    """Return log-probabilities of the assignments, given those of the network: (batch, classes)."""
     unary = torch.log(own.exp() + SMALLEST_PROBABILITY)
     assigned = unary.log_softmax(1)
     last = float("inf")

@@ -1,10 +1,4 @@
-"""`neo`: move the mean of the features before the classifier to the origin.
-
-With f the features that the classifier takes, and m the mean of all features of the stream so far,
-those of the batch included, the classifier takes f - m. Nothing is learned, and nothing is known of
-the source: a network whose classes are well separated has features with mean 0 in all, and a shift
-of the images moves all features by about the same vector.
-"""
+"""`neo`: move the mean of the features before the classifier to the origin."""
 
 from __future__ import annotations
 
@@ -34,13 +28,22 @@ from ttapca.support.outputs import Reads
 from ttapca.support.tensors import at_least_float32
 from ttapca.support.wrapping import Wrapper
 
-CENTRE = "centre"  # the name under which a stream keeps the mean, and of how many rows it is
+CENTRE = "centre"  # the name under which a stream keeps the mean and its number of rows
 
 
 @register("neo", paper="Murphy et al. (ICLR 2026)")
 @dataclass(frozen=True, kw_only=True)
 class NEO(Method):
     """The features before the classifier, re-centred at the origin; no gradient.
+
+    With h the features that the classifier takes, and mu the mean of all features of the stream so
+    far, those of the batch included, the logits are
+
+        W (h - mu) + b
+
+    Nothing is learned, and nothing is known of the source: a network whose classes are well
+    separated has features with mean 0 in all, and a shift of the images moves all features by about
+    the same vector. The paper: https://arxiv.org/abs/2510.05635.
 
     Attributes:
         momentum: Weight of a batch in the mean, for streams whose condition changes (the paper's
@@ -63,9 +66,9 @@ class NEO(Method):
 
 
 class CentredFeatures(Surface):
-    """Takes the mean of the stream from what the classifier takes.
+    """Takes the mean of the stream from the classifier's input.
 
-    A pass that nobody announced uses the mean as it is, and learns nothing from it.
+    A pass outside of an adapter's call uses the mean as it is, and adds nothing to it.
 
     Attributes:
         path: Dotted path of the classifier.
@@ -158,7 +161,7 @@ class CentredPass(Mover):
     def __init__(self, features: CentredFeatures) -> None:
         super().__init__()
         self.features = features
-        self._layer: nn.Module | None = None  # where it was not named, but found
+        self._layer: nn.Module | None = None  # if it was not named, but found
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Remember the classifier that was found."""

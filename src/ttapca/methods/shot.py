@@ -36,6 +36,13 @@ from ttapca.support.modules import caught_inputs, find_classifier
 class SHOT(GradientMethod):
     """The feature extractor's weights, learned by information maximisation.
 
+    With y_i the predictions for a batch and p their mean, the loss is
+
+        L_ent + L_div = - mean_i sum_k y_ik log y_ik  +  sum_k p_k log p_k
+
+    which is low if each prediction is certain, and all of them together are diverse. The paper:
+    https://arxiv.org/abs/2002.08546.
+
     The official code has a learning rate of 0.01 for new layers, and a tenth of it for those of the
     source model.
 
@@ -64,9 +71,7 @@ class SHOT(GradientMethod):
 
 
 def information_maximisation(logits: Tensor) -> Tensor:
-    """Return the mean entropy minus the entropy of the mean prediction.
-
-    Lowering it makes each prediction certain, and all of them together diverse.
+    """Return the mean entropy minus the entropy of the mean prediction; see `SHOT`.
 
     Example:
         >>> round(information_maximisation(torch.tensor([[9.0, 0.0], [0.0, 9.0]])).item(), 2)
