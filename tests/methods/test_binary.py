@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -9,8 +10,17 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from methods.plain_loops import affine_with_batch_statistics, copied, set_to
-from oracles import filter_for, images, left_untouched, required_options
+from adapters import options_for
+from methods.plain_loops import (
+    affine_with_batch_statistics,
+    assert_follows,
+    copied,
+    labels,
+    mean_entropy,
+    plain_steps,
+    set_to,
+)
+from oracles import images, left_untouched
 from small_networks import pixelwise, with_outputs
 from ttapca.adaptation.guards import CollapseGuard
 from ttapca.errors import LayerOutputError, OptionError
@@ -27,28 +37,14 @@ class ZeroBeside(nn.Module):
         return torch.cat([torch.zeros_like(z), z], 1)
 
 
-# Options with which a method changes something here.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "sar": {"entropy_margin": 0.99},
-    "eata": {"entropy_margin": 0.99, "redundancy_margin": 2.0},
-    "rotta": {"update_every": 12},
-    "pea": {"augment": "none"},
-    "neo": {"classifier": "fc.1"},  # in the other network it does not make two logits
-}
 SERVED = [name for name, each in ttapca.METHODS.items() if "binary" in each.method.outputs]
-
-
-def options_for(method: str, model: nn.Module) -> dict[str, Any]:
-    fitted = ttapca.fit(model, "conv1", DATA, 40)
-    given = filter_for(method, fitted) | required_options(method, model, (3, 6, 6))
-    given |= OPTIONS.get(method, {})
-    return given | ({"lr": 0.05} if ttapca.METHODS[method].method.learns else {})
 
 
 @pytest.mark.parametrize("method", SERVED)
 def test_one_logit_is_served_as_two_are(method: str) -> None:
     one, two = with_outputs(1), with_outputs(1, ZeroBeside())
-    given = options_for(method, one)  # whose filter knows nothing of classes
+    given = options_for(method, one, ttapca.fit(one, "conv1", DATA, 40))  # it knows no classes
+    given |= {"classifier": "fc.1"} if method == "neo" else {}  # where `two` makes one logit
     pair = ttapca.adapt(two, method, forgetting="online", **given)
     with left_untouched(one, X):
         adapted = ttapca.adapt(one, method, forgetting="online", **given)
@@ -63,36 +59,21 @@ def test_one_logit_is_served_as_two_are(method: str) -> None:
 @pytest.mark.parametrize("method", ["source", "tent", "lame", "wiener"])
 def test_a_flat_batch_of_logits_comes_back_flat(method: str) -> None:
     flat, column = with_outputs(1, nn.Flatten(0)), with_outputs(1)
-    given = options_for(method, column)
+    given = options_for(method, column, ttapca.fit(column, "conv1", DATA, 40))
     adapted, expected = (ttapca.adapt(each, method, **given) for each in (flat, column))
     assert torch.equal(adapted(X), expected(X)[:, 0])
     with adapted.disabled():
         assert torch.equal(adapted(X), flat(X))
 
 
-def plain_tent(model: nn.Module, batches: list[Tensor], lr: float) -> list[Tensor]:
-    """Lowers -p log p - (1 - p) log(1 - p), with p the sigmoid of z."""
-    network, parameters = affine_with_batch_statistics(model)
-    optimizer = torch.optim.Adam(parameters, lr=lr)
-    found = []
-    for x in batches:
-        z = network(x)
-        p = 1 / (1 + torch.exp(-z))
-        loss = (-p * torch.log(p) - (1 - p) * torch.log(1 - p)).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        found.append(z.detach())
-    return found
-
-
 @pytest.mark.parametrize("make", [with_outputs, pixelwise])
 def test_tent_lowers_the_entropy_of_the_sigmoid(make: Any) -> None:
     adapted = ttapca.adapt(make(1), "tent", lr=0.05, forgetting="online")
     before = ttapca.adapt(make(1), "bn", forgetting="online")
-    expected = plain_tent(make(1), BATCHES, 0.05)
-    for x, reference in zip(BATCHES, expected, strict=True):
-        torch.testing.assert_close(adapted(x), reference, rtol=0, atol=1e-9)
+    lowered = affine_with_batch_statistics(make(1))
+    adam = functools.partial(torch.optim.Adam, lr=0.05)
+    expected = plain_steps(lowered, BATCHES, adam, mean_entropy, labels, after=False)
+    assert_follows(adapted, expected, BATCHES, atol=1e-9)
     assert float((expected[-1] - before(BATCHES[-1])).abs().max()) > 0.01
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from oracles import images, left_untouched, options_of, small_convnet
+from adapters import options_for
+from oracles import images, left_untouched, small_convnet
 from ttapca.adaptation.surfaces import SpectralGains, StreamStatistics
 from ttapca.errors import AttachError, OptionError
 from ttapca.spectral.stream import Stream
@@ -366,7 +367,7 @@ def test_every_method_over_a_closed_form_is_linked_to_it(method: str) -> None:
     """Statistics follow the filter's stream, and the filter knows what they give back."""
     given = {"filter": FITTED, "gain": "wiener", "statistics": "mixed"}
     model = small_convnet()
-    with ttapca.adapt(model, method, **given, **options_of(method)) as adapter:
+    with ttapca.adapt(model, method, **options_for(method, model, **given)) as adapter:
         statistics, gains = (
             next(surface for surface in adapter.surfaces if isinstance(surface, kind))
             for kind in (StreamStatistics, SpectralGains)
@@ -379,6 +380,6 @@ def test_every_method_over_a_closed_form_is_linked_to_it(method: str) -> None:
 
 
 def test_memo_over_a_closed_form_says_what_its_statistics_give_back() -> None:
-    given = {"filter": FITTED, "gain": "wiener", "statistics": 1 / 17, **options_of("memo")}
+    given = {"filter": FITTED, "gain": "wiener", "statistics": 1 / 17, "views": 3}
     with ttapca.adapt(small_convnet(), "memo", **given) as adapter:
         assert given_back_after(1, adapter.hub) == pytest.approx(1 / 17)

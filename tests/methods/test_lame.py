@@ -10,6 +10,7 @@ import ttapca
 from methods.plain_loops import BATCHES, X, both_ways, every_norm
 from oracles import left_untouched, small_convnet
 from ttapca.errors import AttachError, LayerOutputError
+from ttapca.methods import MethodName
 
 every_affinity = pytest.mark.parametrize("affinity", ["knn", "rbf", "linear"])
 
@@ -72,11 +73,12 @@ def test_small_and_degenerate_batches(affinity: str) -> None:
     assert torch.equal(same.argmax(1), small_convnet()(X[:1]).argmax(1).expand(7))
 
 
-def test_a_poisoned_batch_is_left_as_it_is() -> None:
+@pytest.mark.parametrize("method", ["lame", "t3a"])
+def test_a_poisoned_batch_keeps_the_networks_own_predictions(method: MethodName) -> None:
     poisoned = X.clone()
     poisoned[3] = float("nan")
     expected = small_convnet()(poisoned).log_softmax(1).detach()
-    output = ttapca.adapt(small_convnet(), "lame")(poisoned)
+    output = ttapca.adapt(small_convnet(), method)(poisoned).log_softmax(1)
     torch.testing.assert_close(output, expected, equal_nan=True)
 
 

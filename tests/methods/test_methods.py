@@ -14,14 +14,8 @@ from scripts import write_methods
 from torch import nn
 
 import ttapca
-from oracles import (
-    filter_for,
-    images,
-    left_untouched,
-    options_of,
-    rotation_head,
-    small_convnet,
-)
+from adapters import options_for
+from oracles import images, left_untouched, small_convnet
 from ttapca.errors import (
     AttachError,
     InputTypeError,
@@ -176,86 +170,73 @@ NONSENSE: dict[str, list[tuple[str, object]]] = {
 
 @pytest.mark.parametrize("method", NONSENSE | LEARNING)
 def test_values_that_make_no_sense_are_refused(method: str) -> None:
-    given = {**filter_for(method, FITTED), **(HEAD if method == "ttt" else {})}
     model = small_convnet()
+    given = {"filter": FITTED} if ttapca.METHODS[method].method.needs_filter else {}
+    given |= HEAD if method == "ttt" else {}
     for option, value in (*NONSENSE.get(method, ()), *(STEPPING if method in LEARNING else ())):
         message = f"`{option}` must be .*; found {value!r}"
         with left_untouched(model, X), pytest.raises(OptionError, match=message):
             ttapca.adapt(model, method, **given, **{option: value})
 
 
-# By method: what it needs to move here, and other values than its defaults.
-TURNED = {"head": rotation_head(288), "split": "bn1", "rotations": "random"}
-CHOICES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
-    "bn": ({}, {"alpha": 0.5, "prior": 8}),
-    "tent": ({}, {"filter": FITTED, "statistics": 0.5}),
-    "shot": ({}, {"classifier": "conv2", "pseudo_labels": 0.3}),
-    "slr+it": (
-        {},
-        {"likelihood": "hard", "confidence_weight": 1.0, "marginal_momentum": 0.1, "seed": 1},
-    ),
-    "eata": (
-        {"entropy_margin": 1.1, "redundancy_margin": 2.0},
-        {"entropy_margin": 0.9, "redundancy_margin": 0.9, "source": DATA},
-    ),
-    "roid": (
-        {},
-        {"source_momentum": 0.5, "temperature": 9.0, "consistency": False, "seed": 1}
-        | {"class_prior_correction": False},
-    ),
-    "lame": (
-        {},
-        {"affinity": "rbf", "neighbours": 2, "iterations": 1, "symmetric": True}
-        | {"classifier": "conv1", "statistics": "batch"},
-    ),
-    "sar": (
-        {"entropy_margin": 1.1},
-        {"entropy_margin": 0.9, "radius": 0.5, "recover_below": 10.0, "leave_out": ["bn1"]},
-    ),
-    "memo": ({}, {"views": 2, "flip": False, "seed": 1}),
-    "cotta": (
-        {"views": 3},
-        {"views": 2, "flip": False, "confidence_below": 0.0, "teacher_momentum": 0.1}
-        | {"restored_share": 0.5, "seed": 1},
-    ),
-    "rotta": (
-        {"update_every": 6, "capacity": 8, "statistics_momentum": 0.5, "teacher_momentum": 0.5},
-        {"update_every": 8, "capacity": 4, "statistics_momentum": 0.1, "teacher_momentum": 0.1}
-        | {"timeliness_weight": 0.0, "uncertainty_weight": 99.0, "flip": False, "seed": 1},
-    ),
-    "pea": (
-        {"source": DATA, "drift_factor": 9.0, "entropy_jump": 0.01},
-        {"source": DATA[:60], "layers": ["bn1", "conv2", "bn2"], "group_size": 2, "momentum": 0.5}
-        | {"smoothing": 0.01, "drift_factor": 2.0, "entropy_jump": 9.0, "augment": "crop"},
-    ),
-    "neo": ({}, {"momentum": 0.3, "classifier": "conv2", "statistics": "batch"}),
-    "t3a": ({}, {"supports": 1, "statistics": "batch"}),
-    "ttt": (TURNED, {"rotations": "all", "split": "conv1", "seed": 1}),
-    "ttapca": ({}, {"gain": "exponential", "initial": 0.5, "normalise": False}),
-    "ttapca-multiplicative": ({"initial": 0.5}, {"penalty": "exponential", "limit": 1.01}),
-    "wiener": (
-        {"order": "shuffled"},
-        {"shrink": 0.5, "restore": 0.0, "largest_ratio": 1.1, "threshold": 0.0, "memory": 1.0}
-        | {"center": 0.0, "statistics": "source", "outliers": False, "order": "auto"},
-    ),
-    "ttapca-closed": ({"steps": 2}, {"pull": 100.0}),
+# By method: other values than the defaults, or than the first ones.
+CHOICES: dict[str, dict[str, object]] = {
+    "bn": {"alpha": 0.5, "prior": 8},
+    "tent": {"filter": FITTED, "statistics": 0.5},
+    "shot": {"classifier": "conv2", "pseudo_labels": 0.3},
+    "slr+it": {"likelihood": "hard", "confidence_weight": 1.0, "marginal_momentum": 0.1, "seed": 1},
+    "eata": {"entropy_margin": 0.9, "redundancy_margin": 0.3, "source": DATA},
+    "roid": {"source_momentum": 0.5, "temperature": 9.0, "consistency": False, "seed": 1}
+    | {"class_prior_correction": False},
+    "lame": {"affinity": "rbf", "neighbours": 2, "iterations": 1, "symmetric": True}
+    | {"classifier": "conv1", "statistics": "batch"},
+    "sar": {"entropy_margin": 0.9, "radius": 0.5, "recover_below": 10.0, "leave_out": ["bn1"]},
+    "memo": {"views": 2, "flip": False, "seed": 1},
+    "cotta": {"views": 2, "flip": False, "confidence_below": 0.0, "teacher_momentum": 0.1}
+    | {"restored_share": 0.5, "seed": 1},
+    "rotta": {"update_every": 8, "capacity": 4, "statistics_momentum": 0.1, "seed": 1}
+    | {
+        "timeliness_weight": 0.0,
+        "uncertainty_weight": 99.0,
+        "teacher_momentum": 0.1,
+        "flip": False,
+    },
+    "pea": {"source": DATA, "layers": ["bn1", "conv2", "bn2"], "group_size": 2, "momentum": 0.5}
+    | {"smoothing": 0.01, "drift_factor": 2.0, "entropy_jump": 9.0, "augment": "crop"},
+    "neo": {"momentum": 0.3, "classifier": "conv2", "statistics": "batch"},
+    "t3a": {"supports": 1, "statistics": "batch"},
+    "ttt": {"rotations": "all", "split": "bn1", "seed": 1},
+    "ttapca": {"gain": "exponential", "initial": 0.5, "normalise": False},
+    "ttapca-multiplicative": {"penalty": "exponential", "limit": 1.01},
+    "wiener": {"shrink": 0.5, "restore": 0.0, "largest_ratio": 1.1, "threshold": 0.0, "memory": 1.0}
+    | {"center": 0.0, "statistics": "source", "outliers": False, "order": "auto"},
+    "ttapca-closed": {"pull": 100.0},
+}
+# The first values, with which each of the others makes a difference.
+FIRST: dict[str, dict[str, object]] = {
+    "rotta": {"update_every": 6, "capacity": 8}
+    | {"statistics_momentum": 0.5, "teacher_momentum": 0.5},
+    "pea": {"drift_factor": 9.0, "entropy_jump": 0.01},
+    "ttt": {"rotations": "random"},
+    "ttapca-multiplicative": {"initial": 0.5},
+    "wiener": {"order": "shuffled"},
+    "ttapca-closed": {"steps": 2},
 }
 
 
 @pytest.mark.parametrize("method", CHOICES)
 def test_every_option_has_an_effect(method: str) -> None:
-    base, others = CHOICES[method]
-    stepping = {"lr": 0.05} if method in LEARNING else {}
     spiked = X.clone()
     spiked[:, 0, 1::3, 3] = 50.0
 
     def output(**options: object) -> torch.Tensor:
-        given = {**filter_for(method, FITTED), **stepping, **base, **options}
-        adapter = ttapca.adapt(small_convnet(), method, forgetting="online", **given)
+        given = FIRST.get(method, {}) | options
+        given = options_for(method, small_convnet(), FITTED, forgetting="online", **given)
+        adapter = ttapca.adapt(small_convnet(), method, **given)
         return torch.cat([adapter(x) for x in (3 * X, 0.2 * X, X[:4], X, spiked)])
 
     expected = output()
-    for option, value in others.items():
+    for option, value in CHOICES[method].items():
         assert not torch.equal(output(**{option: value}), expected), option
 
 
@@ -263,17 +244,13 @@ def test_no_option_is_missing_above() -> None:
     # Of these, `channels` and `head` follow from the model; test_mirrored_view.py tries `mirror`,
     # and test_conditions.py `states`.
     known = {each.name for each in dataclasses.fields(GradientMethod)}
-    known |= {"channels", "head", "fisher_weight", "mirror", "states"}.union(
-        *(others for _, others in CHOICES.values())
-    )
+    known |= {"channels", "head", "fisher_weight", "mirror", "states"}.union(*CHOICES.values())
     assert known == {option for each in ttapca.METHODS.values() for option in each.options}
 
 
 @pytest.mark.parametrize("method", LEARNING)
 def test_how_to_step_is_a_choice_of_every_method_that_learns(method: str) -> None:
-    given = {**filter_for(method, FITTED), **options_of(method), "lr": 0.1}
-    if method == "eata":
-        given |= {"entropy_margin": 1.1, "redundancy_margin": 2.0}
+    given = options_for(method, small_convnet(), FITTED, lr=0.1)
     outputs = []
     for logits, steps in (("before", 1), ("after", 3)):
         adapter = ttapca.adapt(small_convnet(), method, logits=logits, steps=steps, **given)
@@ -403,9 +380,9 @@ def test_logits_are_found_in_what_a_model_returns(
     method: str, how: Callable[[torch.Tensor], object], find: Callable[[object], torch.Tensor]
 ) -> None:
     plain = small_convnet()
-    given = {**filter_for(method, FITTED), **options_of(method)}
+    given = options_for(method, plain, FITTED)
     if method == "eata":
-        given |= {"source": DATA, "entropy_margin": 1.1}
+        given |= {"source": DATA}
     if method in ("wiener", "match", "two-sided"):
         given |= {"order": "shuffled"}  # what the filter knows of layers is by their paths
     expected = ttapca.adapt(plain, method, **given)(X)
@@ -414,7 +391,7 @@ def test_logits_are_found_in_what_a_model_returns(
     if "filter" in inside:
         inside["filter"] = dataclasses.replace(FITTED, layer="net.conv1")
     if "split" in inside:
-        inside["split"] = "net.bn1"
+        inside["split"] = "net.conv1"
     adapter = ttapca.adapt(model, method, logits=find, **inside)
     torch.testing.assert_close(adapter(X), expected, rtol=0, atol=1e-12)
     by_name = adapter(flag=True, pixels=X)  # as the processors of Hugging Face give them

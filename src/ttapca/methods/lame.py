@@ -105,40 +105,32 @@ class LaplacianCorrection(Mover):
         if not (torch.isfinite(own).all() and torch.isfinite(features).all()):
             self.skipped += 1
             return own
-        given = self.options
-        affinities = affinities_of(features, given.affinity, given.neighbours or NEIGHBOURS)
-        affinities = affinities.to(own.dtype)
-        if given.symmetric:
+        affinities = self._affinities(features).to(own.dtype)
+        if self.options.symmetric:
             affinities = (affinities + affinities.T) / 2
-        return agreed(own, affinities, given.iterations)
+        return agreed(own, affinities, self.options.iterations)
+
+    def _affinities(self, features: Tensor) -> Tensor:
+        """Return w for features of shape (batch, d), whose direction alone counts."""
+        directions = F.normalize(features, dim=-1)
+        if self.options.affinity == "linear":
+            return directions @ directions.T
+        # By differences: the quicker way by scalar products cannot tell near neighbours apart.
+        distances = torch.cdist(
+            directions, directions, compute_mode="donot_use_mm_for_euclid_dist"
+        )  # (batch, batch)
+        neighbours = self.options.neighbours or NEIGHBOURS
+        if self.options.affinity == "rbf":
+            nearest = distances.topk(min(neighbours, len(distances)), largest=False).values
+            width = nearest[:, -1].mean().clamp_min(torch.finfo(distances.dtype).eps)
+            return torch.exp(-distances.square() / (2 * width.square()))
+        others = distances.fill_diagonal_(float("inf"))
+        count = min(neighbours, len(distances) - 1)
+        index = others.topk(count, largest=False).indices  # (batch, neighbours)
+        return torch.zeros_like(distances).scatter_(1, index, 1.0)
 
 
-def affinities_of(features: Tensor, kind: Affinity = "knn", neighbours: int = NEIGHBOURS) -> Tensor:
-    """Return the affinity of each two samples, shape (batch, batch); see `LAME.affinity`.
-
-    Args:
-        features: Shape (batch, d); their direction alone counts.
-        kind: `knn`, `rbf` or `linear`.
-        neighbours: The number of neighbours, for `knn` and `rbf`.
-    """
-    directions = F.normalize(features, dim=-1)  # (batch, d)
-    if kind == "linear":
-        return directions @ directions.T
-    # By differences: the quicker way by scalar products cannot tell near neighbours apart.
-    distances = torch.cdist(
-        directions, directions, compute_mode="donot_use_mm_for_euclid_dist"
-    )  # (batch, batch)
-    if kind == "rbf":
-        nearest = distances.topk(min(neighbours, len(distances)), largest=False).values
-        width = nearest[:, -1].mean().clamp_min(torch.finfo(distances.dtype).eps)
-        return torch.exp(-distances.square() / (2 * width.square()))
-    others = distances.fill_diagonal_(float("inf"))
-    count = min(neighbours, len(distances) - 1)
-    index = others.topk(count, largest=False).indices  # (batch, neighbours)
-    return torch.zeros_like(distances).scatter_(1, index, 1.0)
-
-
-def agreed(own: Tensor, affinities: Tensor, iterations: int = 100) -> Tensor:
+def agreed(own: Tensor, affinities: Tensor, iterations: int) -> Tensor:
     """Return log-probabilities of the assignments, given those of the network: (batch, classes)."""
     unary = torch.log(own.exp() + SMALLEST_PROBABILITY)
     assigned = unary.log_softmax(1)

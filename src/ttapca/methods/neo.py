@@ -72,6 +72,7 @@ class CentredFeatures(Surface):
 
     Attributes:
         path: Dotted path of the classifier.
+        n_logits: How many a classifier makes that was found, not named; None if unknown.
         called: Whether the classifier was called since this was last set to False.
     """
 
@@ -80,6 +81,7 @@ class CentredFeatures(Surface):
         self.momentum = options.momentum
         self.given = options.classifier
         self.path = ""
+        self.n_logits: int | None = None
         self.called = False
         self.stream = Stream()
 
@@ -88,6 +90,8 @@ class CentredFeatures(Surface):
         super().attach(model, stream)
         layer = find_classifier(model, self.given)
         self.path = path_of(model, layer)
+        if self.given is None and isinstance(layer, nn.Linear):
+            self.n_logits = layer.out_features
         self.stream = stream or Stream()
         self.stream.declare(CENTRE, (None, 0))
         self.patches.wrap(layer, CentredLayer(self, layer))
@@ -161,29 +165,21 @@ class CentredPass(Mover):
     def __init__(self, features: CentredFeatures) -> None:
         super().__init__()
         self.features = features
-        self._layer: nn.Module | None = None  # if it was not named, but found
-
-    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
-        """Remember the classifier that was found."""
-        del parameters
-        self._layer = None if self.features.given else find_classifier(model, None)
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Return the logits for one batch."""
         self.features.called = False
         logits = run(*inputs, **options)
-        path = self.features.path
+        path, made = self.features.path, self.features.n_logits
         if not self.features.called:
             raise LayerOutputError(
                 f"The classifier is called in every forward pass; `{path}` was not. Name the layer "
                 "that makes the logits with `classifier=`."
             )
-        if isinstance(self._layer, nn.Linear):
-            made, returned = self._layer.out_features, self.outputs.count(logits)
-            if made != returned:
-                raise LayerOutputError(
-                    f"The classifier makes the logits; the last `nn.Linear` of the model, `{path}`,"
-                    f" has {made} outputs, and there are {returned} logits. Name the right layer "
-                    f'with `classifier=`, or insist: `classifier="{path}"`.'
-                )
+        if made not in (None, self.outputs.count(logits)):
+            raise LayerOutputError(
+                f"The classifier makes the logits; the last `nn.Linear` of the model, `{path}`, "
+                f"has {made} outputs, and there are {self.outputs.count(logits)} logits. Name the "
+                f'right layer with `classifier=`, or insist: `classifier="{path}"`.'
+            )
         return logits

@@ -115,23 +115,19 @@ class PseudoLabelSteps(GradientSteps):
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
         """Return information maximisation plus the weighted cross-entropy."""
         del run, inputs, options
-        features, own = _only_features(self._caught), log_predictions(logits)
-        labels = _centroid_labels(features, own.detach().exp())
+        caught = list(self._caught)
         self._caught.clear()  # so that the next step and copies of the adapter do not see it
+        if len(caught) != 1 or caught[0].dim() != 2:
+            raise LayerOutputError(
+                "Pseudo-labels need a classifier that is called once, on features of shape "
+                f"(batch, d); found inputs of shape {[tuple(each.shape) for each in caught]}. Name "
+                "another layer by `classifier=`."
+            )
+        own = log_predictions(logits)
+        labels = _centroid_labels(caught[0].detach(), own.detach().exp())
         # Not `F.cross_entropy` on the logits themselves: half precision would lose it.
         cross_entropy = F.nll_loss(own, labels)
         return self.objective(logits) + self.options.pseudo_labels * cross_entropy
-
-
-def _only_features(caught: list[Tensor]) -> Tensor:
-    """Return the features of one forward pass, shape (batch, d)."""
-    if len(caught) != 1 or caught[0].dim() != 2:
-        raise LayerOutputError(
-            "Pseudo-labels need a classifier that is called once, on features of shape (batch, d); "
-            f"found inputs of shape {[tuple(features.shape) for features in caught]}. Name another "
-            "layer by `classifier=`."
-        )
-    return caught[0].detach()
 
 
 @torch.no_grad()
