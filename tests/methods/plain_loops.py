@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import ttapca
 from oracles import group_norm_net, images, layer_norm_net, small_convnet, with_batch_statistics
+from ttapca.adaptation.surfaces import InputTransform
 from ttapca.methods.views import STRONG, mixed_views
 
 BATCHES = list(images(120, seed=8).split(12))
@@ -247,4 +248,56 @@ def plain_memo(
                 set_to(weights, [w - lr * g for w, g in zip(weights, gradients, strict=True)])
             logits.append(network(image).detach())
         outputs.append(torch.cat(logits))
+    return outputs
+
+
+def plain_ratio(p: Tensor, likelihood: str) -> Tensor:
+    """The two ratios of SLR, one class at a time."""
+    total = torch.zeros((), dtype=p.dtype)
+    for row in p:
+        for c in range(len(row)):
+            others = sum(row[i] for i in range(len(row)) if i != c)
+            weight = row[c] if likelihood == "soft" else float(c == int(row.argmax()))
+            total = total - weight * torch.log(row[c] / others)
+    return total / len(p)
+
+
+def plain_slr(
+    model: nn.Module,
+    transform: InputTransform,
+    batches: list[Tensor],
+    rows: Rows = samples,
+    *,
+    forgetting: str = "online",
+    likelihood: str = "soft",
+    steps: int = 1,
+    lr: float = 6e-4,
+) -> list[Tensor]:
+    """A network in training mode behind a transformation; torch's own Adam."""
+    network, affine = affine_with_batch_statistics(model)
+    first, second = copy.deepcopy(transform.residual[0]), copy.deepcopy(transform.residual[2])
+    tau = torch.ones((), dtype=torch.float64, requires_grad=True)
+    gamma = torch.ones(1, first.in_channels, 1, 1, dtype=torch.float64, requires_grad=True)
+    beta = torch.zeros(1, first.in_channels, 1, 1, dtype=torch.float64, requires_grad=True)
+    parameters = [tau, gamma, beta, *first.parameters(), *second.parameters(), *affine]
+    start = copied(parameters)
+
+    def forward(x: Tensor) -> Tensor:
+        r = second(torch.relu(first(x)))
+        return network(gamma * (tau * x + (1 - tau) * r) + beta)
+
+    outputs = []
+    for number, x in enumerate(batches):
+        if forgetting == "episodic" or number == 0:
+            optimizer, running = torch.optim.Adam(parameters, lr=lr), None
+            set_to(parameters, start)
+        for _ in range(steps):
+            p = rows(forward(x))
+            mean = p.mean(0)
+            running = 0.9 * (mean if running is None else running).detach() + 0.1 * mean
+            divergence = (running * torch.log(running * p.shape[1])).sum()
+            optimizer.zero_grad()
+            (divergence + 0.025 * plain_ratio(p, likelihood)).backward()
+            optimizer.step()
+        outputs.append(forward(x).detach())
     return outputs

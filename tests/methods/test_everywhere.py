@@ -143,3 +143,20 @@ def test_wiener_is_safe_on_clean_digits_and_better_on_noisy_ones(size: int, worl
         found = [error_of(adapter, data, labels, size) for data in (clean, noisy)]
     assert found[0] <= source[0] + 0.4
     assert found[1] < source[1]
+
+
+def test_the_order_of_clean_digits_is_learned(world: World) -> None:
+    model, _, clean, _, labels = world
+    fitted = ttapca.fit(model, "conv1", to_tensor(read_digits("train").images))
+    by_class = labels.argsort(stable=True)
+    in_no_order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
+
+    def error(places: Tensor, **given: Any) -> float:
+        with ttapca.adapt(model, "wiener", filter=fitted, forgetting="online", **given) as adapted:
+            return error_of(adapted, clean[places], labels[places], 50)
+
+    source, image = error_of(model, clean, labels), 100 / len(labels)
+    assert error(by_class) <= source
+    assert error(by_class, order="video") <= source
+    assert error(by_class, order="shuffled") > source + 10 * image
+    assert error(in_no_order) <= source + 2.1 * image

@@ -1,4 +1,4 @@
-"""`source`, `bn` and `tent`: what the paper compares with."""
+"""`source`, `bn` and `tent`: the baselines of the paper."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from ttapca.support.outputs import Reads
 
 Affinity = Literal["knn", "rbf", "linear"]
 
-# As in the official code: what keeps the logarithm finite, and when the bound has converged.
+# As in the official code: keeps the logarithm finite, and the relative change that is convergence.
 SMALLEST_PROBABILITY = 1e-10
 CONVERGED = 1e-8
 NEIGHBOURS = 5

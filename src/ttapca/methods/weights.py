@@ -46,7 +46,7 @@ def _set(parameters: Sequence[nn.Parameter], data: Sequence[Tensor]) -> None:
 
 
 def put_back(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
-    """Set parameters to copies of values; what they had before is not written into."""
+    """Set parameters to copies of values; their old tensors are not written into."""
     set_values(parameters, [value.clone() for value in values])
 
 

@@ -215,7 +215,7 @@ class Wiener(Method):
         options = {name: getattr(self, name) for name in names}
         default = self.constants.threshold
         options["threshold"] = default if self.threshold is None else self.threshold
-        # The first filter tells conditions apart, and the others go by what it found.
+        # The first filter tells conditions apart, and the others follow it.
         gains = [
             SpectralGains(one, self.gain, **options, states=1 if number else self.states)
             for number, one in enumerate(self._filters())
@@ -255,7 +255,7 @@ class PulledWiener(Wiener):
     added up over the filters.
 
     Attributes:
-        pull: How strongly what is learned is pulled back to the closed form.
+        pull: How strongly the factors are pulled back to the closed form.
         steps: Gradient steps on each batch.
         lr: Learning rate.
         logits: From `before` or `after` the update.

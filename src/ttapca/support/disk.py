@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, locks, and errors that say what to do."""
+"""Files and folders that appear whole or not at all, locks, and errors that say the way out."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
 
     Args:
         target: Where the folder is to be.
-        keep_old: Whether to keep what was there before, under the name of `spare_name`.
+        keep_old: Whether to keep the folder that was there before, as `spare_name` says.
 
     Raises:
         StorageError: The operating system refuses to write.
@@ -171,7 +171,7 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
             flush(target.parent)
         finally:
             _remove(staging)
-        # First what this process replaced, then what a killed process had left.
+        # First the folder that this process replaced, then leftovers of a killed process.
         for old in (*replaced, *(_beside(target, WHOLE_MARK) if alone else ())):
             if not keep_old:
                 _remove(old)
@@ -248,7 +248,7 @@ def read_replaceable(folder: Path, read: Callable[[], Found]) -> Found:
 
 
 def _identity(folder: Path) -> tuple[object, ...]:
-    """Return what another folder in the same place would not have in common."""
+    """Return values that tell a folder from another one that takes its place."""
     try:
         found = folder.stat()
     except OSError:  # the next one may wait beside it
