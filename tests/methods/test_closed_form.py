@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,14 @@ from ttapca.spectral.stream import Stream
 from ttapca.spectral.stream_batch import StreamBatch
 
 DATA = images(400)
-MODEL = small_convnet()
-FITTED = ttapca.fit(MODEL, "conv1", DATA, 40)
 CLOSED = ("wiener", "match", "two-sided")
+
+
+@functools.cache
+def source_filter() -> ttapca.FittedFilter:
+    """A filter that is fitted when a test first needs it."""
+    with torch.random.fork_rng(devices=[]):
+        return ttapca.fit(small_convnet(), "conv1", DATA, 40)
 
 
 def gains_of(adapter: ttapca.Adapter) -> Tensor:
@@ -60,7 +66,7 @@ def model() -> nn.Module:
 def test_the_filter_by_hand(method: str, model: nn.Module) -> None:
     """Project, scale, rebuild: in the layer's own output, where nothing is folded."""
     given: dict[str, Any] = {"statistics": "source", "threshold": 0.0, "order": "shuffled"}
-    adapter = ttapca.adapt(model, method, filter=FITTED, **given)
+    adapter = ttapca.adapt(model, method, filter=source_filter(), **given)
     batch = noisy(100) + 3.0
     found, gains = adapter(batch), gains_of(adapter)
     assert gains.min() < 0.9
@@ -70,13 +76,15 @@ def test_the_filter_by_hand(method: str, model: nn.Module) -> None:
     adapter.detach()
     outputs = model.conv1(batch).detach()
     project = ttapca.fit(model, "conv1", DATA, 40, route="exact").basis.to_components
-    away = outputs.flatten(1) - FITTED.mean_
+    away = outputs.flatten(1) - source_filter().mean_
     components = away @ project
     rest = away - components @ project.T
     if outside is not None:  # found in the layer's input
         zero = torch.zeros_like(batch[:1])
         rest = rest - (model.conv1(outside.view_as(zero)) - model.conv1(zero)).detach().flatten(1)
-    filtered = FITTED.mean_ + rest_gain * rest + ((components - offset) * gains) @ project.T
+    filtered = (
+        source_filter().mean_ + rest_gain * rest + ((components - offset) * gains) @ project.T
+    )
     after = model.bn1(filtered.reshape(outputs.shape))
     logits = model.fc(model.bn2(model.conv2(torch.relu(after))).flatten(1))
     assert torch.allclose(found, logits, atol=1e-8)
@@ -138,8 +146,8 @@ def test_with_fewer_components_more_lies_outside(route: Any, model: nn.Module) -
 def test_how_far_classes_lie(model: nn.Module) -> None:
     """By a loop over the classes that the network predicts."""
     shares = model(DATA).detach().softmax(1)
-    components = FITTED.basis.project(DATA.flatten(1) - FITTED.center_)
-    mean, variance = components.mean(0), FITTED.source_variance_
+    components = source_filter().basis.project(DATA.flatten(1) - source_filter().center_)
+    mean, variance = components.mean(0), source_filter().source_variance_
     farthest, between = torch.zeros(2, 40, dtype=torch.float64)
     for k in range(5):
         weight = shares[:, k].sum()
@@ -148,8 +156,8 @@ def test_how_far_classes_lie(model: nn.Module) -> None:
         farthest = torch.maximum(farthest, own.square())
         between += weight / 400 * own.square()
     expected = farthest / (variance - between)
-    assert torch.allclose(FITTED.class_reach_.double(), expected, rtol=1e-3, atol=1e-5)
-    assert torch.equal(FITTED.truncated(7).class_reach_, FITTED.class_reach_[:7])
+    assert torch.allclose(source_filter().class_reach_.double(), expected, rtol=1e-3, atol=1e-5)
+    assert torch.equal(source_filter().truncated(7).class_reach_, source_filter().class_reach_[:7])
     headless = nn.Sequential(model.conv1, nn.Flatten(1), nn.Linear(288, 1).double())
     assert ttapca.fit(headless, "0", DATA, 5).class_reach_ is None
 
@@ -173,7 +181,7 @@ def test_new_source_data_are_not_called_shifted_where_a_basis_fits_its_own_data_
 
 def test_the_weight_of_a_batch_rises_with_size_depth_and_shift(model: nn.Module) -> None:
     # A memory of next to nothing: the shift is known, earlier samples do not count.
-    adapter = ttapca.adapt(model, "wiener", filter=FITTED, memory=1e-3)
+    adapter = ttapca.adapt(model, "wiener", filter=source_filter(), memory=1e-3)
     assert weights_of(adapter, 200) == [0.0, 0.0]  # nothing was seen yet
     adapter(noisy(200, noise=8.0))
     assert adapter.stream("default").shift > 0.5
@@ -187,7 +195,9 @@ def test_the_weight_of_a_batch_rises_with_size_depth_and_shift(model: nn.Module)
 def test_source_images_are_normalised_as_in_the_source(model: nn.Module) -> None:
     # New ones: a basis knows the data that made it better than any others.
     new = images(800)[400:]
-    adapter = ttapca.adapt(model, "wiener", filter=FITTED, threshold=0.999, order="shuffled")
+    adapter = ttapca.adapt(
+        model, "wiener", filter=source_filter(), threshold=0.999, order="shuffled"
+    )
     found = adapter(new)
     adapter.detach()
     assert torch.equal(found, model(new))
@@ -195,12 +205,12 @@ def test_source_images_are_normalised_as_in_the_source(model: nn.Module) -> None
 
 @pytest.mark.parametrize("method", ["tent", "eata"])
 def test_gradients_start_from_the_closed_form(method: Any, model: nn.Module) -> None:
-    given = {"filter": FITTED, "gain": "wiener", "statistics": "mixed", "logits": "before"}
+    given = {"filter": source_filter(), "gain": "wiener", "statistics": "mixed", "logits": "before"}
     adapter = ttapca.adapt(model, method, **given)  # type: ignore[arg-type]
     found = adapter(noisy(50))
     affine = adapter.n_parameters
     adapter.detach()
-    closed = ttapca.adapt(model, "wiener", filter=FITTED, order="shuffled")
+    closed = ttapca.adapt(model, "wiener", filter=source_filter(), order="shuffled")
     assert torch.allclose(found, closed(noisy(50)))
     assert affine == 2 * (8 + 6)  # scale and shift only
 
@@ -209,14 +219,20 @@ def test_learning_moves_away_from_the_closed_form_and_a_pull_holds_it_back(
     model: nn.Module,
 ) -> None:
     batch = noisy(60)
-    closed = ttapca.adapt(model, "wiener", filter=FITTED)
+    closed = ttapca.adapt(model, "wiener", filter=source_filter())
     closed(batch)
     start = gains_of(closed)
     closed.detach()
     away = []
     for pull in (0.0, 1e3):
         adapter = ttapca.adapt(
-            model, "ttapca-closed", filter=FITTED, pull=pull, steps=20, lr=0.05, forgetting="online"
+            model,
+            "ttapca-closed",
+            filter=source_filter(),
+            pull=pull,
+            steps=20,
+            lr=0.05,
+            forgetting="online",
         )
         assert adapter.n_parameters == 40
         adapter(batch)
@@ -229,22 +245,22 @@ def test_learning_moves_away_from_the_closed_form_and_a_pull_holds_it_back(
 def test_filters_at_two_layers(model: nn.Module) -> None:
     later = ttapca.fit(model, "conv2", DATA, 20)
     with left_untouched(model, DATA[:5]):
-        adapter = ttapca.adapt(model, "wiener", filter=[FITTED, later])
+        adapter = ttapca.adapt(model, "wiener", filter=[source_filter(), later])
         logits = adapter(noisy(50))
         assert torch.isfinite(logits).all()
         assert [e.layer for e in ttapca.explain(adapter)] == ["conv1", "conv2"]
         adapter.detach()
         with pytest.raises(OptionError, match="needs a fitted filter; found a str"):
-            ttapca.adapt(model, "wiener", filter=[FITTED, "conv2"])  # type: ignore[list-item]
+            ttapca.adapt(model, "wiener", filter=[source_filter(), "conv2"])  # type: ignore[list-item]
         with pytest.raises(AttachError, match="has one already"):
-            ttapca.adapt(model, "wiener", filter=[FITTED, FITTED])
+            ttapca.adapt(model, "wiener", filter=[source_filter(), source_filter()])
 
 
 def test_a_brighter_batch_is_brought_back(model: nn.Module) -> None:
     """A constant added to what the filter sees, and large against what source batches vary by."""
     batch = images(400, seed=1)
     moved = batch + 12 * (
-        FITTED.basis.from_components[:, 0] * FITTED.explained_variance_[0].sqrt()
+        source_filter().basis.from_components[:, 0] * source_filter().explained_variance_[0].sqrt()
     ).reshape(batch.shape[1:])
     plain = model(batch)
     distances = []
@@ -252,7 +268,7 @@ def test_a_brighter_batch_is_brought_back(model: nn.Module) -> None:
         adapter = ttapca.adapt(
             model,
             "wiener",
-            filter=FITTED,
+            filter=source_filter(),
             statistics="source",
             center=center,
             shrink=0.0,
@@ -298,7 +314,7 @@ def exported(adapter: ttapca.Adapter, batch: Tensor) -> Tensor:
 def test_an_exported_program_goes_by_a_stream_that_was_loaded(
     statistics: str, model: nn.Module, tmp_path: Path
 ) -> None:
-    batch, given = noisy(50), {"filter": FITTED, "statistics": statistics, "states": 1}
+    batch, given = noisy(50), {"filter": source_filter(), "statistics": statistics, "states": 1}
     with ttapca.adapt(model, "wiener", forgetting="online", **given) as adapter:
         plain = model(batch)
         adapter(noisy(200, noise=8.0))
@@ -333,7 +349,7 @@ def test_an_exported_program_goes_by_the_latest_condition(size: int, model: nn.M
 
 
 def test_an_explanation(model: nn.Module) -> None:
-    adapter = ttapca.adapt(model, "two-sided", filter=FITTED)
+    adapter = ttapca.adapt(model, "two-sided", filter=source_filter())
     with pytest.raises(OptionError, match="before the first batch"):
         ttapca.explain(adapter)
     adapter(noisy(200, noise=8.0))
@@ -365,7 +381,7 @@ def given_back_after(samples: int, stream: Stream) -> float:
 )
 def test_every_method_over_a_closed_form_is_linked_to_it(method: str) -> None:
     """Statistics follow the filter's stream, and the filter knows what they give back."""
-    given = {"filter": FITTED, "gain": "wiener", "statistics": "mixed"}
+    given = {"filter": source_filter(), "gain": "wiener", "statistics": "mixed"}
     model = small_convnet()
     with ttapca.adapt(model, method, **options_for(method, model, **given)) as adapter:
         statistics, gains = (
@@ -380,6 +396,6 @@ def test_every_method_over_a_closed_form_is_linked_to_it(method: str) -> None:
 
 
 def test_memo_over_a_closed_form_says_what_its_statistics_give_back() -> None:
-    given = {"filter": FITTED, "gain": "wiener", "statistics": 1 / 17, "views": 3}
+    given = {"filter": source_filter(), "gain": "wiener", "statistics": 1 / 17, "views": 3}
     with ttapca.adapt(small_convnet(), "memo", **given) as adapter:
         assert given_back_after(1, adapter.hub) == pytest.approx(1 / 17)

@@ -15,7 +15,7 @@ from scripts import write_methods
 from torch import nn
 
 import ttapca
-from adapters import options_for
+from adapters import fitted, options_for
 from oracles import images, left_untouched, small_convnet
 from ttapca.errors import (
     AttachError,
@@ -30,7 +30,7 @@ from ttapca.methods.method import GradientMethod
 
 DATA = images(150)
 X = images(12, seed=8)
-FITTED = ttapca.fit(small_convnet(), "conv1", DATA, 20)
+FILTER = object()  # stands for a fitted filter in the tables
 NAN, INF = float("nan"), float("inf")
 HEAD = {"head": nn.Identity(), "split": "bn1"}
 
@@ -49,10 +49,10 @@ def test_bn_is_the_model_in_training_mode() -> None:
 
 def test_options_reach_the_gains() -> None:
     def gains(method: str, **options: object) -> torch.Tensor:
-        adapter = ttapca.adapt(small_convnet(), method, filter=FITTED, **options)
+        adapter = ttapca.adapt(small_convnet(), method, filter=fitted(), **options)
         return adapter.surfaces[-1].filter.gains().detach()
 
-    plain = FITTED.singular_values_
+    plain = fitted().singular_values_
     relative = plain / plain[0]
     torch.testing.assert_close(gains("ttapca-relu", initial=0.5), relative / (relative + 0.5))
     torch.testing.assert_close(
@@ -72,18 +72,18 @@ def test_options_reach_the_gains() -> None:
         ("xyz", {}, "There are: source, bn"),
         ("ttapca-relu", {}, "needs a fitted filter; found none"),
         ("ttapca-relu", {"filter": "wrn-conv1/"}, "needs a fitted filter; found a str"),
-        ("ttapca-relu", {"filter": FITTED, "intial": 1.0}, "Did you mean `initial`"),
+        ("ttapca-relu", {"filter": FILTER, "intial": 1.0}, "Did you mean `initial`"),
         ("source", {"alpha": 0.5}, "`source` has no option `alpha`; it has none"),
         ("bn", {"alpha": 0.5, "prior": 8}, "found both"),
         ("tent", {"filter": "wrn-conv1/"}, "`filter` must be a FittedFilter; found 'wrn-conv1/'"),
         ("bn", {"forgetting": "never"}, "`forgetting` must be one of episodic"),
         # What would have no effect is refused, and so is what has another type.
-        ("bn", {"filter": FITTED}, "`bn` has no option `filter`; it has alpha, prior"),
-        ("wiener", {"filter": FITTED, "lr": -1}, "`wiener` has no option `lr`"),
-        ("wiener", {"filter": FITTED, "logits": "after"}, "`wiener` has no option `logits`"),
+        ("bn", {"filter": FILTER}, "`bn` has no option `filter`; it has alpha, prior"),
+        ("wiener", {"filter": FILTER, "lr": -1}, "`wiener` has no option `lr`"),
+        ("wiener", {"filter": FILTER, "logits": "after"}, "`wiener` has no option `logits`"),
         (
             "wiener",
-            {"filter": FITTED, "guard": "rollback"},
+            {"filter": FILTER, "guard": "rollback"},
             "on a method that does not learn",
         ),
         (
@@ -105,8 +105,8 @@ def test_options_reach_the_gains() -> None:
         ("eata", {"fisher_weight": 1.0}, "`fisher_weight` would have no effect"),
         ("lame", {"affinity": "linear", "neighbours": 3}, "`neighbours` would have no effect"),
         ("roid", {"consistency": False, "seed": 1}, "`seed` would have no effect: without"),
-        ("ttapca", {"filter": FITTED, "limit": 2.0}, "`limit` would have no effect"),
-        ("ttapca-relu", {"filter": FITTED, "gain": "relu"}, "`ttapca-relu` has no option `gain`"),
+        ("ttapca", {"filter": FILTER, "limit": 2.0}, "`limit` would have no effect"),
+        ("ttapca-relu", {"filter": FILTER, "gain": "relu"}, "`ttapca-relu` has no option `gain`"),
         (Tent(), {"lr": 0.1}, r"go into the method itself, as in Tent\(lr=...\)"),
         ("ttt", {"head": None}, "needs a rotation head.*found none"),
         ("ttt", {"head": "linear"}, "needs a rotation head.*found a str"),
@@ -120,6 +120,7 @@ def test_bad_calls_leave_the_model_untouched(
     method: str, options: dict[str, object], message: str
 ) -> None:
     model = small_convnet()
+    options = {name: fitted() if value is FILTER else value for name, value in options.items()}
     with left_untouched(model, X), pytest.raises(OptionError, match=message):
         ttapca.adapt(model, method, **options)  # type: ignore[arg-type]
 
@@ -172,7 +173,7 @@ NONSENSE: dict[str, list[tuple[str, object]]] = {
 @pytest.mark.parametrize("method", NONSENSE | LEARNING)
 def test_values_that_make_no_sense_are_refused(method: str) -> None:
     model = small_convnet()
-    given = {"filter": FITTED} if ttapca.METHODS[method].method.needs_filter else {}
+    given = {"filter": fitted()} if ttapca.METHODS[method].method.needs_filter else {}
     given |= HEAD if method == "ttt" else {}
     for option, value in (*NONSENSE.get(method, ()), *(STEPPING if method in LEARNING else ())):
         message = f"`{option}` must be .*; found {value!r}"
@@ -183,7 +184,7 @@ def test_values_that_make_no_sense_are_refused(method: str) -> None:
 # By method: other values than the defaults, or than the first ones.
 CHOICES: dict[str, dict[str, object]] = {
     "bn": {"alpha": 0.5, "prior": 8},
-    "tent": {"filter": FITTED, "statistics": 0.5},
+    "tent": {"filter": FILTER, "statistics": 0.5},
     "shot": {"classifier": "conv2", "pseudo_labels": 0.3},
     "slr+it": {"likelihood": "hard", "confidence_weight": 1.0, "marginal_momentum": 0.1, "seed": 1},
     "eata": {"entropy_margin": 0.9, "redundancy_margin": 0.3, "source": DATA},
@@ -232,12 +233,13 @@ def test_every_option_has_an_effect(method: str) -> None:
 
     def output(**options: object) -> torch.Tensor:
         given = FIRST.get(method, {}) | options
-        given = options_for(method, small_convnet(), FITTED, forgetting="online", **given)
+        given = options_for(method, small_convnet(), fitted(), forgetting="online", **given)
         adapter = ttapca.adapt(small_convnet(), method, **given)
         return torch.cat([adapter(x) for x in (3 * X, 0.2 * X, X[:4], X, spiked)])
 
     expected = output()
-    for option, value in CHOICES[method].items():
+    for option, choice in CHOICES[method].items():
+        value = fitted() if choice is FILTER else choice
         assert not torch.equal(output(**{option: value}), expected), option
 
 
@@ -251,7 +253,7 @@ def test_no_option_is_missing_above() -> None:
 
 @pytest.mark.parametrize("method", LEARNING)
 def test_how_to_step_is_a_choice_of_every_method_that_learns(method: str) -> None:
-    given = options_for(method, small_convnet(), FITTED, lr=0.1)
+    given = options_for(method, small_convnet(), fitted(), lr=0.1)
     outputs = []
     for logits, steps in (("before", 1), ("after", 3)):
         adapter = ttapca.adapt(small_convnet(), method, logits=logits, steps=steps, **given)
@@ -309,14 +311,14 @@ def test_a_name_is_short_for_a_method() -> None:
     for x in (X, images(12, seed=9)):
         assert torch.equal(by_name(x), by_class(x))
     relu, gains = (
-        ttapca.adapt(small_convnet(), TTAPCA(FITTED, gain=gain))(X)
+        ttapca.adapt(small_convnet(), TTAPCA(fitted(), gain=gain))(X)
         for gain in ("relu", "exponential")
     )
     for name in ("ttapca", "ttapca-relu"):
-        assert torch.equal(relu, ttapca.adapt(small_convnet(), name, filter=FITTED)(X))
-    assert torch.equal(gains, ttapca.adapt(small_convnet(), "ttapca-exp", filter=FITTED)(X))
-    matched = ttapca.adapt(small_convnet(), Wiener(FITTED, shrink=0.5, restore=0.5))(3 * X)
-    assert torch.equal(matched, ttapca.adapt(small_convnet(), "match", filter=FITTED)(3 * X))
+        assert torch.equal(relu, ttapca.adapt(small_convnet(), name, filter=fitted())(X))
+    assert torch.equal(gains, ttapca.adapt(small_convnet(), "ttapca-exp", filter=fitted())(X))
+    matched = ttapca.adapt(small_convnet(), Wiener(fitted(), shrink=0.5, restore=0.5))(3 * X)
+    assert torch.equal(matched, ttapca.adapt(small_convnet(), "match", filter=fitted())(3 * X))
 
 
 def test_what_is_registered_is_what_editors_offer() -> None:
@@ -339,7 +341,7 @@ def test_the_page_of_methods_lists_what_is_registered() -> None:
 
 def test_statistics_can_be_mixed_by_choice() -> None:
     def output(statistics: object) -> torch.Tensor:
-        method = Wiener(FITTED, statistics=statistics)  # type: ignore[arg-type]
+        method = Wiener(fitted(), statistics=statistics)  # type: ignore[arg-type]
         return ttapca.adapt(small_convnet(), method)(3 * X)
 
     assert torch.equal(output("mixed"), output(ttapca.Mixture()))
@@ -375,7 +377,7 @@ def test_logits_are_found_in_what_a_model_returns(
     method: str, how: Callable[[torch.Tensor], object], find: Callable[[object], torch.Tensor]
 ) -> None:
     plain = small_convnet()
-    given = options_for(method, plain, FITTED)
+    given = options_for(method, plain, fitted())
     if method == "eata":
         given |= {"source": DATA}
     if method in ("wiener", "match", "two-sided"):
@@ -384,7 +386,7 @@ def test_logits_are_found_in_what_a_model_returns(
     model = Wrapped(how)
     inside = dict(given)
     if "filter" in inside:
-        inside["filter"] = dataclasses.replace(FITTED, layer="net.conv1")
+        inside["filter"] = dataclasses.replace(fitted(), layer="net.conv1")
     if "split" in inside:
         inside["split"] = "net.conv1"
     adapter = ttapca.adapt(model, method, logits=find, **inside)
@@ -406,8 +408,8 @@ def test_logits_that_are_not_found_are_explained() -> None:
 
 def test_another_shape_at_test_time_loses_nothing() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
-    fitted = ttapca.fit(model, "0", DATA, 10)
-    adapter = ttapca.adapt(model, "ttapca-relu", filter=fitted, forgetting="online", lr=0.1)
+    own = ttapca.fit(model, "0", DATA, 10)
+    adapter = ttapca.adapt(model, "ttapca-relu", filter=own, forgetting="online", lr=0.1)
     adapter(X)
     before = adapter.surfaces[-1].filter.gains().detach()
     with pytest.raises(ttapca.errors.ShapeError, match=r"\(3, 6, 6\); found \(3, 9, 9\)"):

@@ -189,7 +189,8 @@ def find_classifier(model: nn.Module, path: str | None) -> nn.Module:
 
 def path_of(model: nn.Module, layer: nn.Module) -> str:
     """Return the dotted path of a layer of a model."""
-    return next(path for path, module in model.named_modules() if module is layer)
+    found: str = next(path for path, module in model.named_modules() if module is layer)
+    return found
 
 
 def classifier_features(caught: list[Any], samples: int) -> Tensor:
