@@ -106,14 +106,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def queued(lock: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Wait until no other process is inside a block with the same lock.
+    """Wait until no other process is inside a block with the same lock, a file that stays.
 
-    Args:
-        lock: A file that is created for this purpose, and stays.
-        waiting: Called once with the name of the process that is waited for.
-
-    Raises:
-        StorageError: The file cannot be created.
+    `waiting` is called once with the name of the process that is waited for.
     """
     if sys.platform == "win32":
         yield
@@ -144,12 +139,8 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
     elsewhere possibly beside it, from where `recover` puts it back. The next process removes all
     other leftovers.
 
-    Args:
-        target: Where the folder is to be.
-        keep_old: Whether to keep the folder that was there before, as `spare_name` says.
-
-    Raises:
-        StorageError: The operating system refuses to write.
+    The folder that was there before is kept under the name of `spare_name`, if `keep_old` says so.
+    `StorageError` is raised if the operating system refuses to write.
 
     Example:
         >>> import tempfile
@@ -330,9 +321,6 @@ def replace_file(target: Path, content: bytes) -> None:
 
     If several processes write the same file, the last one's stays. A link stays a link, to the new
     file. A device or a pipe, such as `/dev/stdout`, is written to.
-
-    Raises:
-        StorageError: The operating system refuses to write.
     """
     with writing(target):
         if target.exists() and not target.is_file():  # a file in its place would destroy it

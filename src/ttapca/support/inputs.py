@@ -42,10 +42,6 @@ def arguments_in(batch: Any, model: nn.Module) -> tuple[Any, ...] | dict[str, An
     Example:
         >>> arguments_in({"input": 1, "labels": 2}, nn.Linear(2, 2))
         {'input': 1}
-        >>> arguments_in([{"image": 1, "label": 2}, 3], nn.Linear(2, 2))
-        (1,)
-        >>> arguments_in((1, 2), nn.Linear(2, 2))
-        (1,)
     """
     if isinstance(batch, (tuple, list)):
         if not batch or not isinstance(batch[0], Mapping):
@@ -76,13 +72,8 @@ def _samples(batch: Mapping[str, Any]) -> tuple[Any] | None:
 def as_tensor(value: Any, precision: torch.dtype | None = None) -> Any:
     """Return an array as a tensor; other values as they are.
 
-    Args:
-        value: Anything.
-        precision: In which the model computes. If either is float64, floating-point values are
-            converted to it: a model takes no other. None converts nothing.
-
-    Raises:
-        InputTypeError: The array holds neither numbers nor truth values.
+    If value or precision is float64, floating-point values are converted to the precision of the
+    model: it takes no other. None converts nothing.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biufc":
@@ -109,15 +100,7 @@ def precision_of(model: nn.Module) -> torch.dtype | None:
 
 
 def source_batches(source: SourceData, model: nn.Module) -> Iterator[Tensor]:
-    """Yield batches of unlabelled source data, on the device of a model and in its precision.
-
-    Raises:
-        OptionError: The source yields something that holds no batch.
-
-    Example:
-        >>> [len(batch) for batch in source_batches(torch.zeros(100, 3), nn.Linear(3, 2))]
-        [64, 36]
-    """
+    """Yield batches of unlabelled source data, on the device of a model and in its precision."""
     device, dtype = device_and_dtype(model, model)
     batches: Iterable[Any] = source
     if isinstance(source, np.ndarray):
@@ -161,9 +144,6 @@ def map_first_tensor(
 ) -> Arguments:
     """Return a model's arguments with the first tensor changed, usually the images.
 
-    Raises:
-        ShapeError: There is no tensor among them.
-
     Example:
         >>> map_first_tensor(torch.neg, ("x", torch.tensor(1), torch.tensor(2)), {})
         (('x', tensor(-1), tensor(2)), {})
@@ -179,11 +159,6 @@ def mirror_images(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments |
 
     The images are the first tensor of floating-point numbers of shape (batch, channels, height,
     width).
-
-    Example:
-        >>> (images, other), _ = mirror_images((torch.tensor([[[[1.0, 2.0]]]]), 3), {})
-        >>> images.tolist(), other
-        ([[[[2.0, 1.0]]]], 3)
     """
     return _map_first(lambda images: images.flip(-1), args, kwargs, dim=4)
 
@@ -205,11 +180,7 @@ def explained_inputs(inputs: Iterable[Any]) -> Iterator[None]:
     """Explain what is wrong with a model's inputs if the model, run inside the block, fails.
 
     A model may take anything, so nothing is refused beforehand: lists, dicts, arrays, whole numbers
-    and another precision are named only once the model has failed on them.
-
-    Raises:
-        InputTypeError: The model failed, and an input is a list, a dict, an array, not floating
-            point, or of another precision than the model.
+    and another precision are named, by an `InputTypeError`, only once the model has failed on them.
 
     Example:
         >>> with explained_inputs([[1.0, 2.0]]):

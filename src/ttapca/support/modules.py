@@ -27,12 +27,7 @@ WRAPPED = ("model", *WRAPPED_BY_TORCH)
 
 
 def multiply_adds(layer: nn.Module, outputs: int) -> int:
-    """Return the multiply-adds of a convolution or linear layer for this many outputs; else 0.
-
-    Example:
-        >>> multiply_adds(nn.Conv2d(4, 8, 3, groups=2), outputs=10)
-        180
-    """
+    """Return the multiply-adds of a convolution or linear layer for this many outputs; else 0."""
     if isinstance(layer, nn.Linear):
         return outputs * layer.in_features
     if isinstance(layer, _ConvNd):
@@ -78,11 +73,8 @@ class LayerPaths:
     def find(self, path: str) -> str:
         """Return the path that a layer has in this model.
 
-        The path itself wins, then one that differs by `module.` and `_orig_mod.` only.
-
-        Raises:
-            LayerNotFoundError: There is no such layer, or there are several; near names are
-                offered.
+        The path itself wins, then one that differs by `module.` and `_orig_mod.` only. If there is
+        no such layer, or there are several, a `LayerNotFoundError` offers near names.
         """
         if path in self.layers:
             return path
@@ -170,12 +162,7 @@ def core_of(model: nn.Module) -> tuple[str, nn.Module]:
 
 
 def find_classifier(model: nn.Module, path: str | None) -> nn.Module:
-    """Return the layer that makes the logits: by its dotted path, else the last `nn.Linear`.
-
-    Raises:
-        LayerNotFoundError: No layer has this path.
-        AttachError: There is no path and no linear layer.
-    """
+    """Return the layer that makes the logits: by its dotted path, else the last `nn.Linear`."""
     if path is not None:
         return find_layer(model, path)
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -196,12 +183,7 @@ def path_of(model: nn.Module, layer: nn.Module) -> str:
 def classifier_features(caught: list[Any], samples: int) -> Tensor:
     """Return the classifier's input, one row for each sample, in float32 at least.
 
-    Args:
-        caught: The first input of each of its calls in one forward pass.
-        samples: The number of samples.
-
-    Raises:
-        LayerOutputError: There was another number of calls, or of rows.
+    `caught` holds the first input of each of its calls in one forward pass.
     """
     if len(caught) != 1 or not isinstance(caught[0], Tensor) or len(caught[0]) != samples:
         calls = [tuple(getattr(value, "shape", ())) for value in caught]

@@ -102,12 +102,7 @@ def channels_of(layer: SampleNorm) -> int:
 
 
 def normalised_alone(layer: SampleNorm, x: Tensor) -> Tensor:
-    """Return x normalised without scale and shift, in shape (batch, channels, ...).
-
-    Example:
-        >>> normalised_alone(nn.LayerNorm(6), torch.rand(5, 9, 6)).shape  # 9 tokens
-        torch.Size([5, 6, 9])
-    """
+    """Return x normalised without scale and shift, in shape (batch, channels, ...)."""
     if isinstance(layer, nn.GroupNorm):
         return F.group_norm(x, layer.num_groups, eps=layer.eps)
     return F.layer_norm(x, layer.normalized_shape, eps=layer.eps).movedim(-1, 1)
@@ -231,10 +226,8 @@ def some_places(x: Tensor) -> Tensor:
     """Return evenly spread places of large feature maps; small ones as they are.
 
     Neighbours are alike: some hundred places tell mean and variance of a channel about as well as
-    all of them, and most of the time for these goes into reading them.
-
-    Returns:
-        Shape (batch, channels, places), or (1, channels, places of all, 1).
+    all of them, and most of the time for these goes into reading them. They have the shape (batch,
+    channels, places), or (1, channels, places of all, 1).
 
     Example:
         >>> with torch.no_grad():
@@ -266,14 +259,9 @@ def _step(x: Tensor) -> int:
 
 
 def moments_of_each(x: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and mean square around a centre, of every channel of each sample.
+    """Return mean and mean square around a centre, shape (channels,), of each sample's channels.
 
-    Args:
-        x: Shape (batch, channels, ...).
-        centre: Shape (channels,).
-
-    Returns:
-        Twice (batch, channels), in float64 unless it is exported.
+    Both have the shape (batch, channels), in float64 unless it is exported.
     """
     exporting = torch.compiler.is_exporting()
     if x.dim() == 2:
@@ -296,13 +284,7 @@ def moments_of_each(x: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def channel_moments(x: Tensor) -> Moments:
-    """Return mean and variance of every channel, with gradients if there are any.
-
-    Example:
-        >>> mean, var = channel_moments(torch.tensor([[[1.0, 3.0]], [[5.0, 7.0]]]))
-        >>> mean.tolist(), var.tolist()
-        ([4.0], [5.0])
-    """
+    """Return mean and variance of every channel, with gradients if there are any."""
     if can_be_quick(x):
         if len(x) == 1 and x.dim() > 2 and x.is_contiguous():
             return _moments_of_one(x)

@@ -60,13 +60,7 @@ class Silent:
 
 
 class Counted(Generic[StepOf]):
-    """Steps whose number is known, and the word for one of them; other steps are batches.
-
-    Example:
-        >>> parts = Counted(iter("ab"), "part", 2)
-        >>> operator.length_hint(parts), list(parts)
-        (2, ['a', 'b'])
-    """
+    """Steps whose number is known, and the word for one of them; other steps are batches."""
 
     def __init__(self, steps: Iterable[StepOf], unit: str, count: int) -> None:
         self._steps, self.unit, self._count = steps, unit, count

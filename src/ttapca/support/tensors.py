@@ -36,12 +36,6 @@ def not_below_float32(convert: Callable[[Tensor], Tensor]) -> Callable[[Tensor],
     """Return a function that moves and casts as another does, but casts none down from float32.
 
     A narrower tensor, such as a copy that is quick to read, is cast as the other function does.
-
-    Example:
-        >>> not_below_float32(torch.Tensor.half)(torch.ones(1)).dtype
-        torch.float32
-        >>> not_below_float32(torch.Tensor.double)(torch.ones(1)).dtype
-        torch.float64
     """
 
     def converted(tensor: Tensor) -> Tensor:

@@ -198,13 +198,6 @@ def finally_do(then: Callable[[], object]) -> Iterator[None]:
     """Call something twice at the end of a block, however that ends; see `surely`.
 
     Begin the block before there is anything to undo.
-
-    Example:
-        >>> with finally_do(lambda: print("undone")):
-        ...     print("done")
-        done
-        undone
-        undone
     """
     try:
         try:
