@@ -22,6 +22,8 @@ from ttapca.errors import (
     InputTypeError,
     LayerNotFoundError,
     LayerOutputError,
+    NonFiniteError,
+    NotEnoughDataError,
     OptionError,
     ShapeError,
 )
@@ -81,23 +83,11 @@ def test_options_reach_the_gains() -> None:
         ("bn", {"filter": FILTER}, "`bn` has no option `filter`; it has alpha, prior"),
         ("wiener", {"filter": FILTER, "lr": -1}, "`wiener` has no option `lr`"),
         ("wiener", {"filter": FILTER, "logits": "after"}, "`wiener` has no option `logits`"),
-        (
-            "wiener",
-            {"filter": FILTER, "guard": "rollback"},
-            "on a method that does not learn",
-        ),
-        (
-            "lame",
-            {"guard": "reset", "forgetting": "online"},
-            "on a method that does not learn",
-        ),
+        ("wiener", {"filter": FILTER, "guard": "rollback"}, "on a method that does not learn"),
+        ("lame", {"guard": "reset", "forgetting": "online"}, "on a method that does not learn"),
         ("tent", {"guard": "rollback"}, "on a method that forgets after each batch"),
         ("memo", {"guard": "reset", "forgetting": "online"}, "that forgets after each image"),
-        (
-            "tent",
-            {"episodic": True},
-            "`tent` has no option `episodic`.*takes forgetting, guard, outputs, on_shift",
-        ),
+        ("tent", {"episodic": True}, "has no option `episodic`.*takes forgetting, guard, outputs"),
         (Tent, {}, r"such as `Tent\(...\)`, or by its name; found the class `Tent` itself"),
         (["tent"], {}, "A method is given by its name, .*; found a list"),
         ("wiener", {"filter": []}, "needs a fitted filter; found a list"),
@@ -280,6 +270,7 @@ def test_no_reliable_sample_no_step(method: str) -> None:
         ("pea", {"source": DATA, "layers": ["bn3"]}, small_convnet(), "Did you mean `bn"),
         ("memo cotta", {}, nn.Flatten(), "moves the weights; the model has none"),
         ("shot lame neo t3a", {"classifier": "fd"}, small_convnet(), "no layer `fd`"),
+        ("shot lame neo t3a", {}, nn.Conv2d(3, 4, 6), 'one has none.*`classifier="head"`'),
         ("ttt", {"head": nn.Identity(), "split": "bm1"}, small_convnet(), "Did you mean `bn1`"),
     ],
 )
@@ -291,6 +282,30 @@ def test_models_that_cannot_be_adapted(
         errors = (AttachError, LayerNotFoundError)
         with left_untouched(model, X), pytest.raises(errors, match=message):
             ttapca.adapt(model, method, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("method", "source", "error", "message"),
+    [
+        ("eata", 3, OptionError, "`source` must be an? Iterable, or a Tensor; found 3"),
+        ("eata", ["x"], OptionError, r"batch 0 \(counting from 0\) is a str"),
+        ("eata", [], NotEnoughDataError, "`source` has none"),
+        ("eata", DATA * NAN, NonFiniteError, "must be finite"),
+        ("pea", [], NotEnoughDataError, "at least two samples of source data at every layer"),
+        ("pea", [3.0], OptionError, "`source` yields tensors.* batch 0 .* is a float"),
+    ],
+)
+def test_bad_source_data_leave_the_model_untouched(
+    method: MethodName, source: object, error: type[Exception], message: str
+) -> None:
+    model = small_convnet()
+    with left_untouched(model, X), pytest.raises(error, match=message):
+        ttapca.adapt(model, method, source=source)
+    model.train().bn1.eval()
+    before = [module.training for module in model.modules()]
+    with pytest.raises(error, match=message):
+        ttapca.adapt(model, method, source=source)
+    assert [module.training for module in model.modules()] == before
 
 
 @pytest.mark.parametrize("method", ["memo", "cotta", "rotta", "pea", "ttt"])
