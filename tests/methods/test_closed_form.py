@@ -30,6 +30,10 @@ def source_filter() -> ttapca.FittedFilter:
         return ttapca.fit(small_convnet(), "conv1", DATA, 40)
 
 
+def adapted(model: nn.Module, method: Any = "wiener", **given: Any) -> ttapca.Adapter:
+    return ttapca.adapt(model, method, **({"filter": source_filter()} | given))
+
+
 def gains_of(adapter: ttapca.Adapter) -> Tensor:
     (surface,) = (each for each in adapter.surfaces if isinstance(each, SpectralGains))
     assert surface.filter is not None
@@ -66,7 +70,7 @@ def model() -> nn.Module:
 def test_the_filter_by_hand(method: str, model: nn.Module) -> None:
     """Project, scale, rebuild: in the layer's own output, where nothing is folded."""
     given: dict[str, Any] = {"statistics": "source", "threshold": 0.0, "order": "shuffled"}
-    adapter = ttapca.adapt(model, method, filter=source_filter(), **given)
+    adapter = adapted(model, method, **given)
     batch = noisy(100) + 3.0
     found, gains = adapter(batch), gains_of(adapter)
     assert gains.min() < 0.9
@@ -128,7 +132,7 @@ def test_every_route_keeps_energies(route: Any, model: nn.Module) -> None:
     assert fewer.energies_ is not None
     assert (fewer.rest_ > fitted.rest_).all()
     assert fewer.energies_.shape == (len(found), 5)
-    adapter = ttapca.adapt(model, "wiener", filter=fewer)
+    adapter = adapted(model, filter=fewer)
     assert torch.isfinite(adapter(noisy(10))).all()
 
 
@@ -171,7 +175,7 @@ def test_new_source_data_are_not_called_shifted_where_a_basis_fits_its_own_data_
     components = fitted.basis.project(model[1](pool[600:].flatten(1)).detach() - fitted.mean_)
     energy = components.square().mean(0) / fitted.explained_variance_
     assert energy[63:].mean() > 1.15  # it would be 1 for the data of the fit
-    adapter = ttapca.adapt(model, "wiener", filter=fitted)
+    adapter = adapted(model, filter=fitted)
     shifts = []
     for batch in pool[600:].split(50):
         adapter(batch)
@@ -181,7 +185,7 @@ def test_new_source_data_are_not_called_shifted_where_a_basis_fits_its_own_data_
 
 def test_the_weight_of_a_batch_rises_with_size_depth_and_shift(model: nn.Module) -> None:
     # A memory of next to nothing: the shift is known, earlier samples do not count.
-    adapter = ttapca.adapt(model, "wiener", filter=source_filter(), memory=1e-3)
+    adapter = adapted(model, memory=1e-3)
     assert weights_of(adapter, 200) == [0.0, 0.0]  # nothing was seen yet
     adapter(noisy(200, noise=8.0))
     assert adapter.stream("default").shift > 0.5
@@ -195,9 +199,7 @@ def test_the_weight_of_a_batch_rises_with_size_depth_and_shift(model: nn.Module)
 def test_source_images_are_normalised_as_in_the_source(model: nn.Module) -> None:
     # New ones: a basis knows the data that made it better than any others.
     new = images(800)[400:]
-    adapter = ttapca.adapt(
-        model, "wiener", filter=source_filter(), threshold=0.999, order="shuffled"
-    )
+    adapter = adapted(model, threshold=0.999, order="shuffled")
     found = adapter(new)
     adapter.detach()
     assert torch.equal(found, model(new))
@@ -210,7 +212,7 @@ def test_gradients_start_from_the_closed_form(method: Any, model: nn.Module) -> 
     found = adapter(noisy(50))
     affine = adapter.n_parameters
     adapter.detach()
-    closed = ttapca.adapt(model, "wiener", filter=source_filter(), order="shuffled")
+    closed = adapted(model, order="shuffled")
     assert torch.allclose(found, closed(noisy(50)))
     assert affine == 2 * (8 + 6)  # scale and shift only
 
@@ -219,16 +221,15 @@ def test_learning_moves_away_from_the_closed_form_and_a_pull_holds_it_back(
     model: nn.Module,
 ) -> None:
     batch = noisy(60)
-    closed = ttapca.adapt(model, "wiener", filter=source_filter())
+    closed = adapted(model)
     closed(batch)
     start = gains_of(closed)
     closed.detach()
     away = []
     for pull in (0.0, 1e3):
-        adapter = ttapca.adapt(
+        adapter = adapted(
             model,
             "ttapca-closed",
-            filter=source_filter(),
             pull=pull,
             steps=20,
             lr=0.05,
@@ -245,15 +246,15 @@ def test_learning_moves_away_from_the_closed_form_and_a_pull_holds_it_back(
 def test_filters_at_two_layers(model: nn.Module) -> None:
     later = ttapca.fit(model, "conv2", DATA, 20)
     with left_untouched(model, DATA[:5]):
-        adapter = ttapca.adapt(model, "wiener", filter=[source_filter(), later])
+        adapter = adapted(model, filter=[source_filter(), later])
         logits = adapter(noisy(50))
         assert torch.isfinite(logits).all()
         assert [e.layer for e in ttapca.explain(adapter)] == ["conv1", "conv2"]
         adapter.detach()
         with pytest.raises(OptionError, match="needs a fitted filter; found a str"):
-            ttapca.adapt(model, "wiener", filter=[source_filter(), "conv2"])  # type: ignore[list-item]
+            adapted(model, filter=[source_filter(), "conv2"])  # type: ignore[list-item]
         with pytest.raises(AttachError, match="has one already"):
-            ttapca.adapt(model, "wiener", filter=[source_filter(), source_filter()])
+            adapted(model, filter=[source_filter(), source_filter()])
 
 
 def test_a_brighter_batch_is_brought_back(model: nn.Module) -> None:
@@ -265,10 +266,8 @@ def test_a_brighter_batch_is_brought_back(model: nn.Module) -> None:
     plain = model(batch)
     distances = []
     for center in (0.0, 1.0):
-        adapter = ttapca.adapt(
+        adapter = adapted(
             model,
-            "wiener",
-            filter=source_filter(),
             statistics="source",
             center=center,
             shrink=0.0,
@@ -332,7 +331,7 @@ def test_an_exported_program_goes_by_the_latest_condition(size: int, model: nn.M
     fitted = ttapca.fit(model, "conv1", images(1200), 40)
     options = {"statistics": "source", "order": "shuffled", "outliers": False}
     noise, pale = noisy(160, noise=8.0), 0.05 * (images(160) - 0.5) + 0.5
-    with ttapca.adapt(model, "wiener", filter=fitted, forgetting="online", **options) as adapter:
+    with adapted(model, filter=fitted, forgetting="online", **options) as adapter:
         adapter(torch.stack([noise, pale], 1).flatten(0, 1)[:230])
         adapter(torch.cat([pale[115:], noise[115:]]))
         assert adapter.health.conditions == 2
@@ -349,7 +348,7 @@ def test_an_exported_program_goes_by_the_latest_condition(size: int, model: nn.M
 
 
 def test_an_explanation(model: nn.Module) -> None:
-    adapter = ttapca.adapt(model, "two-sided", filter=source_filter())
+    adapter = adapted(model, "two-sided")
     with pytest.raises(OptionError, match="before the first batch"):
         ttapca.explain(adapter)
     adapter(noisy(200, noise=8.0))
