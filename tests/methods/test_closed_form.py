@@ -227,14 +227,7 @@ def test_learning_moves_away_from_the_closed_form_and_a_pull_holds_it_back(
     closed.detach()
     away = []
     for pull in (0.0, 1e3):
-        adapter = adapted(
-            model,
-            "ttapca-closed",
-            pull=pull,
-            steps=20,
-            lr=0.05,
-            forgetting="online",
-        )
+        adapter = adapted(model, "ttapca-closed", pull=pull, steps=20, lr=0.05, forgetting="online")
         assert adapter.n_parameters == 40
         adapter(batch)
         away.append((gains_of(adapter) - start).abs().max().item())
@@ -266,13 +259,7 @@ def test_a_brighter_batch_is_brought_back(model: nn.Module) -> None:
     plain = model(batch)
     distances = []
     for center in (0.0, 1.0):
-        adapter = adapted(
-            model,
-            statistics="source",
-            center=center,
-            shrink=0.0,
-            restore=0.0,
-        )
+        adapter = adapted(model, statistics="source", center=center, shrink=0.0, restore=0.0)
         distances.append((adapter(moved) - plain).abs().mean().item())
         adapter.detach()
     assert distances[1] < 0.1 * distances[0]

@@ -47,12 +47,7 @@ from ttapca._checks import (
     check_option,
 )
 from ttapca.adaptation.optimisation import DEFAULT_LEARNING_RATE, Logits, Mover, adam
-from ttapca.adaptation.surfaces import (
-    BatchNormStatistics,
-    SpectralGains,
-    StreamStatistics,
-    Surface,
-)
+from ttapca.adaptation.surfaces import BatchNormStatistics, SpectralGains, StreamStatistics, Surface
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.spectral.constants import CONSTANTS, Constants

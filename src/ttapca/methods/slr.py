@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from ttapca._checks import Number
-from ttapca.adaptation.optimisation import (
-    GradientSteps,
-    Logits,
-    class_marginal,
-    negative_entropy,
-)
+from ttapca.adaptation.optimisation import GradientSteps, Logits, class_marginal, negative_entropy
 from ttapca.adaptation.surfaces import InputTransform, NormAffine
 from ttapca.methods.method import (
     CLASSES,

@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.optimisation import Mover, Run, log_predictions
 from ttapca.errors import AttachError, LayerOutputError
-from ttapca.methods.method import (
-    Assembly,
-    Count,
-    Method,
-    Statistics,
-    register,
-    statistics_surfaces,
-)
+from ttapca.methods.method import Assembly, Count, Method, Statistics, register, statistics_surfaces
 from ttapca.spectral.stream import Stream
 from ttapca.support.modules import caught_inputs, classifier_features, find_classifier, path_of
 from ttapca.support.outputs import Reads, softmax_entropy

@@ -34,12 +34,7 @@ def read_bounded(path: Path, error: ErrorType, largest: int = LARGEST) -> bytes:
 
 
 def parse_json(
-    text: bytes | str,
-    where: str,
-    error: ErrorType,
-    *,
-    largest: int = LARGEST,
-    finite: bool = True,
+    text: bytes | str, where: str, error: ErrorType, *, largest: int = LARGEST, finite: bool = True
 ) -> Any:
     """Parse JSON, with bounds on size, depth and numbers, and no name twice in one object.
 
