@@ -17,7 +17,7 @@ import ttapca
 from oracles import assert_same_picture, images, picture_of, small_convnet
 from ttapca.adaptation.surfaces import BatchNormStatistics
 from ttapca.errors import ShapeError
-from ttapca.support.norm_layers import LARGE, channel_moments, quick_moments
+from ttapca.support.channel_moments import LARGE, channel_moments, quick_moments
 
 X = images(12, seed=8)
 

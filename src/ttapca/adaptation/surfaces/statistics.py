@@ -17,15 +17,17 @@ from ttapca._checks import Maybe, Number, check_option
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.stream import ScaleGivenBack, Stream
-from ttapca.support.norm_layers import (
+from ttapca.support.channel_moments import (
     LARGE,
-    by_running_statistics,
     can_be_quick,
     channel_moments,
-    is_plain,
     mixed_moments,
-    moved_to_source,
     normalised,
+)
+from ttapca.support.norm_layers import (
+    by_running_statistics,
+    is_plain,
+    moved_to_source,
     running_statistics,
     with_running_statistics,
 )

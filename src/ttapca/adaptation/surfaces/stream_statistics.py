@@ -36,20 +36,22 @@ from ttapca.spectral.source_classes import SourceClasses
 from ttapca.spectral.stream import ScaleGivenBack, Stream
 from ttapca.spectral.stream_batch import StreamBatch, sums_by_group
 from ttapca.spectral.stream_state import TINY, LayerMoments, StreamState
+from ttapca.support.channel_moments import (
+    channel_moments,
+    moments_of_each,
+    normalised,
+    some_places,
+)
 from ttapca.support.modules import LayerPaths, device_and_dtype
 from ttapca.support.norm_layers import (
     by_running_statistics,
     call_every_layer,
-    channel_moments,
     channels_of,
     in_own_layout,
     is_plain,
     is_sample_norm,
-    moments_of_each,
-    normalised,
     normalised_alone,
     running_statistics,
-    some_places,
     with_running_statistics,
 )
 from ttapca.support.tensors import as_on, at_least_float32
