@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import ttapca
 from adapters import options_for
 from oracles import images, left_untouched, small_convnet
+from small_networks import PatchTransformer
 from ttapca.adaptation.surfaces import SpectralGains, StreamStatistics
 from ttapca.errors import AttachError, OptionError
 from ttapca.spectral.stream import Stream
@@ -265,26 +266,13 @@ def test_a_brighter_batch_is_brought_back(model: nn.Module) -> None:
     assert distances[1] < 0.1 * distances[0]
 
 
-def test_patches_of_a_vision_transformer(model: nn.Module) -> None:
+def test_patches_of_a_vision_transformer() -> None:
     """The embedding of patches is affine: it folds, and is filtered like any stem."""
-    del model
-    torch.manual_seed(0)
-    stem = nn.Conv2d(3, 48, 3, stride=3)  # 27 pixels to 48 numbers: the input is the smaller side
-    layer = nn.TransformerEncoderLayer(48, 2, 32, batch_first=True, dropout=0.0)
-
-    class Transformer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.patches, self.encoder, self.fc = stem, layer, nn.Linear(48, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            tokens = self.patches(x).flatten(2).transpose(1, 2)
-            return self.fc(self.encoder(tokens).mean(1))
-
-    transformer = Transformer().double().eval()
-    fitted = ttapca.fit(transformer, "patches", DATA)
+    # 27 pixels to 48 numbers: the input is the smaller side.
+    transformer = PatchTransformer(6, 3, 48).double()
+    fitted = ttapca.fit(transformer, "embed", DATA)
     assert (fitted.route, fitted.shape) == ("folded", tuple(DATA.shape[1:]))
-    adapter = ttapca.adapt(transformer, "wiener", filter=fitted)
+    adapter = adapted(transformer, filter=fitted)
     assert torch.isfinite(adapter(noisy(50))).all()
     assert ttapca.explain(adapter)[0].bands[-1].gain < 0.9
 
