@@ -211,11 +211,13 @@ class Wiener(Method):
 
     def assemble(self) -> Assembly:
         """Return gains and statistics that follow the stream."""
-        names = ("shrink", "restore", "largest_ratio", "center", "constants")
+        names = ("shrink", "restore", "largest_ratio", "center")
         options = {name: getattr(self, name) for name in names}
-        default = self.constants.threshold
-        options["threshold"] = default if self.threshold is None else self.threshold
-        # The first filter tells conditions apart, and the others follow it.
+        options["threshold"] = self.threshold
+        if self.threshold is None:
+            options["threshold"] = self.constants.threshold
+        options["constants"] = self.constants
+        # The first filter tells conditions apart, and the others go by what it found.
         gains = [
             SpectralGains(one, self.gain, **options, states=1 if number else self.states)
             for number, one in enumerate(self._filters())
