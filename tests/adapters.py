@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from oracles import images, required_options, small_convnet
+from oracles import images, rotation_head, small_convnet
 from small_networks import TokenNet, group_norm_convnet
 from ttapca.spectral.stream_state import StreamState, leaves
 
@@ -19,13 +19,13 @@ DATA = images(150)
 BATCHES = list(images(60, seed=8).split(12))
 X = BATCHES[0]
 
-# Options with which a method changes something on these networks, and is quick.
+# The one table of options with which a method changes something on small networks, and is quick.
 OPTIONS: dict[str, dict[str, Any]] = {
     "cotta": {"views": 3},
     "memo": {"views": 3},
-    "sar": {"entropy_margin": 1.1},
+    "sar": {"entropy_margin": 1.1},  # by default it finds no reliable sample here
     "eata": {"entropy_margin": 6.0, "redundancy_margin": 2.0},
-    "rotta": {"update_every": 12},
+    "rotta": {"update_every": 12},  # learns from the first batch on
     "pea": {"drift_factor": 10.0},  # by default the second batch replaces what the first one said
 }
 OVER_WIENER = {"gain": "wiener", "statistics": "mixed"}
@@ -112,10 +112,36 @@ def options_of(
     given = {"forgetting": "online"} | variant | given
     if "gain" in variant or ttapca.METHODS[method].method.needs_filter:
         given = {"filter": fitted(norm, layer)} | given
+    return method, options_for(method, NETWORKS[norm](), **given)
+
+
+def options_for(
+    method: str, model: nn.Module, known: ttapca.FittedFilter | None = None, **given: Any
+) -> dict[str, Any]:
+    """Options with which a method moves on a model, with this filter if it needs one."""
+    options = required_options(method, model) | OPTIONS.get(method, {})
+    if known is not None and ttapca.METHODS[method].method.needs_filter:
+        options["filter"] = known
     if method in LEARNING:
-        given = {"lr": 0.05} | given
-    needed = required_options(method, NETWORKS[norm](), (3, 6, 6))
-    return method, needed | OPTIONS.get(method, {}) | given
+        options["lr"] = 0.05
+    return options | given
+
+
+def required_options(
+    method: str, model: nn.Module, shape: tuple[int, ...] = (3, 6, 6)
+) -> dict[str, Any]:
+    """The options without which a method does not serve a model with first layer `conv1`."""
+    parameter = next(model.parameters())
+    if method == "slr+it" and not any(isinstance(each, nn.Conv2d) for each in model.modules()):
+        return {"channels": shape[0]}
+    if method == "ttt":
+        seen: list[Tensor] = []
+        handle = model.conv1.register_forward_hook(lambda *call: seen.append(call[2]))
+        model(torch.zeros(2, *shape, dtype=parameter.dtype))
+        handle.remove()
+        head = rotation_head(seen[0][0].numel()).to(parameter.dtype)
+        return {"head": head, "split": "conv1"}
+    return {"source": images(64, shape=shape).to(parameter)} if method == "pea" else {}
 
 
 def same(one: Any, other: Any) -> bool:

@@ -15,8 +15,6 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ttapca import METHODS, FittedFilter
-
 
 def convnet(first: nn.Module, second: nn.Module) -> nn.Sequential:
     """A network for (n, 3, 6, 6) images and five classes, with these normalisation layers."""
@@ -82,25 +80,6 @@ def rotation_head(features: int) -> nn.Module:
         for tensor in head.parameters():
             tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.1)
     return head
-
-
-def options_of(method: str) -> dict[str, Any]:
-    """Return options with which a method runs and changes something on `small_convnet`."""
-    options: dict[str, dict[str, Any]] = {
-        "cotta": {"views": 3},
-        "memo": {"views": 3},  # fewer views: quicker tests
-        "sar": {"entropy_margin": 0.99},  # by default it finds no reliable sample here
-        "rotta": {"update_every": 12},  # learns from the first batch on
-        "pea": {"source": images(150)},
-    }
-    if method == "ttt":
-        return {"head": rotation_head(288), "split": "bn1"}
-    return options.get(method, {})
-
-
-def filter_for(method: str, fitted: FittedFilter) -> dict[str, Any]:
-    """Return the filter as an option, for a method that needs one."""
-    return {"filter": fitted} if METHODS[method].method.needs_filter else {}
 
 
 class DensePCA:
@@ -218,24 +197,6 @@ def left_untouched(model: nn.Module, x: Tensor) -> Iterator[None]:
     assert_same_picture(before, picture_of(model))
     assert torch.equal(model(x), output)
     assert torch.equal(torch.random.get_rng_state(), random)
-
-
-def required_options(method: str, model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Return the options that a method needs, for a small network with first layer `conv1`."""
-    convolutions = any(isinstance(module, nn.Conv2d) for module in model.modules())
-    if method == "slr+it" and not convolutions:
-        return {"channels": shape[0]}
-    if method == "ttt":
-        seen: list[Tensor] = []
-        handle = model.conv1.register_forward_hook(lambda *call: seen.append(call[2]))
-        parameter = next(model.parameters())
-        model(torch.zeros(2, *shape, dtype=parameter.dtype))
-        handle.remove()
-        head = rotation_head(seen[0][0].numel()).to(parameter.dtype)
-        return {"head": head, "split": "conv1"}
-    if method == "pea":
-        return {"source": images(64, shape=shape).to(next(model.parameters()))}
-    return {"memo": {"views": 4}, "cotta": {"views": 4}}.get(method, {})
 
 
 def natural(n: int, size: tuple[int, int], seed: int = 0) -> Tensor:

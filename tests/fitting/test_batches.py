@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import ttapca
 from oracles import images, small_convnet
 from ttapca.errors import InputTypeError, OptionError
-from ttapca.support.batches import arguments_in, as_tensor, source_batches
+from ttapca.support.inputs import arguments_in, as_tensor, source_batches
 
 DATA = images(150).float()
 LABELS = torch.zeros(50)

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ttapca
-from oracles import images, required_options, small_convnet
+from adapters import required_options
+from oracles import images, small_convnet
 from small_networks import TokenNet, group_norm_convnet
 
 FILE = Path(__file__).with_name("golden.safetensors")
@@ -58,6 +59,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "eata": {"entropy_margin": 5 / math.log(CLASSES), "redundancy_margin": 2.0},
     "sar": {"entropy_margin": 0.99},
     "rotta": {"update_every": 12},
+    **{key: {"views": 4} for key in ("memo", "cotta")},
     # These were recorded before classes were looked at.
     **{key: {"order": "shuffled"} for key in ("wiener", "match", "two-sided")},
 }

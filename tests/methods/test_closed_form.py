@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,27 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from oracles import images, left_untouched, options_of, small_convnet
+from adapters import options_for
+from oracles import images, left_untouched, small_convnet
+from small_networks import PatchTransformer
 from ttapca.adaptation.surfaces import SpectralGains, StreamStatistics
 from ttapca.errors import AttachError, OptionError
 from ttapca.spectral.stream import Stream
 from ttapca.spectral.stream_batch import StreamBatch
 
 DATA = images(400)
-MODEL = small_convnet()
-FITTED = ttapca.fit(MODEL, "conv1", DATA, 40)
 CLOSED = ("wiener", "match", "two-sided")
+
+
+@functools.cache
+def source_filter() -> ttapca.FittedFilter:
+    """A filter that is fitted when a test first needs it."""
+    with torch.random.fork_rng(devices=[]):
+        return ttapca.fit(small_convnet(), "conv1", DATA, 40)
+
+
+def adapted(model: nn.Module, method: Any = "wiener", **given: Any) -> ttapca.Adapter:
+    return ttapca.adapt(model, method, **({"filter": source_filter()} | given))
 
 
 def gains_of(adapter: ttapca.Adapter) -> Tensor:
@@ -59,7 +71,7 @@ def model() -> nn.Module:
 def test_the_filter_by_hand(method: str, model: nn.Module) -> None:
     """Project, scale, rebuild: in the layer's own output, where nothing is folded."""
     given: dict[str, Any] = {"statistics": "source", "threshold": 0.0, "order": "shuffled"}
-    adapter = ttapca.adapt(model, method, filter=FITTED, **given)
+    adapter = adapted(model, method, **given)
     batch = noisy(100) + 3.0
     found, gains = adapter(batch), gains_of(adapter)
     assert gains.min() < 0.9
@@ -69,13 +81,15 @@ def test_the_filter_by_hand(method: str, model: nn.Module) -> None:
     adapter.detach()
     outputs = model.conv1(batch).detach()
     project = ttapca.fit(model, "conv1", DATA, 40, route="exact").basis.to_components
-    away = outputs.flatten(1) - FITTED.mean_
+    away = outputs.flatten(1) - source_filter().mean_
     components = away @ project
     rest = away - components @ project.T
     if outside is not None:  # found in the layer's input
         zero = torch.zeros_like(batch[:1])
         rest = rest - (model.conv1(outside.view_as(zero)) - model.conv1(zero)).detach().flatten(1)
-    filtered = FITTED.mean_ + rest_gain * rest + ((components - offset) * gains) @ project.T
+    filtered = (
+        source_filter().mean_ + rest_gain * rest + ((components - offset) * gains) @ project.T
+    )
     after = model.bn1(filtered.reshape(outputs.shape))
     logits = model.fc(model.bn2(model.conv2(torch.relu(after))).flatten(1))
     assert torch.allclose(found, logits, atol=1e-8)
@@ -119,7 +133,7 @@ def test_every_route_keeps_energies(route: Any, model: nn.Module) -> None:
     assert fewer.energies_ is not None
     assert (fewer.rest_ > fitted.rest_).all()
     assert fewer.energies_.shape == (len(found), 5)
-    adapter = ttapca.adapt(model, "wiener", filter=fewer)
+    adapter = adapted(model, filter=fewer)
     assert torch.isfinite(adapter(noisy(10))).all()
 
 
@@ -137,8 +151,8 @@ def test_with_fewer_components_more_lies_outside(route: Any, model: nn.Module) -
 def test_how_far_classes_lie(model: nn.Module) -> None:
     """By a loop over the classes that the network predicts."""
     shares = model(DATA).detach().softmax(1)
-    components = FITTED.basis.project(DATA.flatten(1) - FITTED.center_)
-    mean, variance = components.mean(0), FITTED.source_variance_
+    components = source_filter().basis.project(DATA.flatten(1) - source_filter().center_)
+    mean, variance = components.mean(0), source_filter().source_variance_
     farthest, between = torch.zeros(2, 40, dtype=torch.float64)
     for k in range(5):
         weight = shares[:, k].sum()
@@ -147,8 +161,8 @@ def test_how_far_classes_lie(model: nn.Module) -> None:
         farthest = torch.maximum(farthest, own.square())
         between += weight / 400 * own.square()
     expected = farthest / (variance - between)
-    assert torch.allclose(FITTED.class_reach_.double(), expected, rtol=1e-3, atol=1e-5)
-    assert torch.equal(FITTED.truncated(7).class_reach_, FITTED.class_reach_[:7])
+    assert torch.allclose(source_filter().class_reach_.double(), expected, rtol=1e-3, atol=1e-5)
+    assert torch.equal(source_filter().truncated(7).class_reach_, source_filter().class_reach_[:7])
     headless = nn.Sequential(model.conv1, nn.Flatten(1), nn.Linear(288, 1).double())
     assert ttapca.fit(headless, "0", DATA, 5).class_reach_ is None
 
@@ -162,7 +176,7 @@ def test_new_source_data_are_not_called_shifted_where_a_basis_fits_its_own_data_
     components = fitted.basis.project(model[1](pool[600:].flatten(1)).detach() - fitted.mean_)
     energy = components.square().mean(0) / fitted.explained_variance_
     assert energy[63:].mean() > 1.15  # it would be 1 for the data of the fit
-    adapter = ttapca.adapt(model, "wiener", filter=fitted)
+    adapter = adapted(model, filter=fitted)
     shifts = []
     for batch in pool[600:].split(50):
         adapter(batch)
@@ -172,7 +186,7 @@ def test_new_source_data_are_not_called_shifted_where_a_basis_fits_its_own_data_
 
 def test_the_weight_of_a_batch_rises_with_size_depth_and_shift(model: nn.Module) -> None:
     # A memory of next to nothing: the shift is known, earlier samples do not count.
-    adapter = ttapca.adapt(model, "wiener", filter=FITTED, memory=1e-3)
+    adapter = adapted(model, memory=1e-3)
     assert weights_of(adapter, 200) == [0.0, 0.0]  # nothing was seen yet
     adapter(noisy(200, noise=8.0))
     assert adapter.stream("default").shift > 0.5
@@ -186,7 +200,7 @@ def test_the_weight_of_a_batch_rises_with_size_depth_and_shift(model: nn.Module)
 def test_source_images_are_normalised_as_in_the_source(model: nn.Module) -> None:
     # New ones: a basis knows the data that made it better than any others.
     new = images(800)[400:]
-    adapter = ttapca.adapt(model, "wiener", filter=FITTED, threshold=0.999, order="shuffled")
+    adapter = adapted(model, threshold=0.999, order="shuffled")
     found = adapter(new)
     adapter.detach()
     assert torch.equal(found, model(new))
@@ -194,12 +208,12 @@ def test_source_images_are_normalised_as_in_the_source(model: nn.Module) -> None
 
 @pytest.mark.parametrize("method", ["tent", "eata"])
 def test_gradients_start_from_the_closed_form(method: Any, model: nn.Module) -> None:
-    given = {"filter": FITTED, "gain": "wiener", "statistics": "mixed", "logits": "before"}
+    given = {"filter": source_filter(), "gain": "wiener", "statistics": "mixed", "logits": "before"}
     adapter = ttapca.adapt(model, method, **given)  # type: ignore[arg-type]
     found = adapter(noisy(50))
     affine = adapter.n_parameters
     adapter.detach()
-    closed = ttapca.adapt(model, "wiener", filter=FITTED, order="shuffled")
+    closed = adapted(model, order="shuffled")
     assert torch.allclose(found, closed(noisy(50)))
     assert affine == 2 * (8 + 6)  # scale and shift only
 
@@ -208,15 +222,13 @@ def test_learning_moves_away_from_the_closed_form_and_a_pull_holds_it_back(
     model: nn.Module,
 ) -> None:
     batch = noisy(60)
-    closed = ttapca.adapt(model, "wiener", filter=FITTED)
+    closed = adapted(model)
     closed(batch)
     start = gains_of(closed)
     closed.detach()
     away = []
     for pull in (0.0, 1e3):
-        adapter = ttapca.adapt(
-            model, "ttapca-closed", filter=FITTED, pull=pull, steps=20, lr=0.05, forgetting="online"
-        )
+        adapter = adapted(model, "ttapca-closed", pull=pull, steps=20, lr=0.05, forgetting="online")
         assert adapter.n_parameters == 40
         adapter(batch)
         away.append((gains_of(adapter) - start).abs().max().item())
@@ -228,60 +240,39 @@ def test_learning_moves_away_from_the_closed_form_and_a_pull_holds_it_back(
 def test_filters_at_two_layers(model: nn.Module) -> None:
     later = ttapca.fit(model, "conv2", DATA, 20)
     with left_untouched(model, DATA[:5]):
-        adapter = ttapca.adapt(model, "wiener", filter=[FITTED, later])
+        adapter = adapted(model, filter=[source_filter(), later])
         logits = adapter(noisy(50))
         assert torch.isfinite(logits).all()
         assert [e.layer for e in ttapca.explain(adapter)] == ["conv1", "conv2"]
         adapter.detach()
         with pytest.raises(OptionError, match="needs a fitted filter; found a str"):
-            ttapca.adapt(model, "wiener", filter=[FITTED, "conv2"])  # type: ignore[list-item]
+            adapted(model, filter=[source_filter(), "conv2"])  # type: ignore[list-item]
         with pytest.raises(AttachError, match="has one already"):
-            ttapca.adapt(model, "wiener", filter=[FITTED, FITTED])
+            adapted(model, filter=[source_filter(), source_filter()])
 
 
 def test_a_brighter_batch_is_brought_back(model: nn.Module) -> None:
     """A constant added to what the filter sees, and large against what source batches vary by."""
     batch = images(400, seed=1)
     moved = batch + 12 * (
-        FITTED.basis.from_components[:, 0] * FITTED.explained_variance_[0].sqrt()
+        source_filter().basis.from_components[:, 0] * source_filter().explained_variance_[0].sqrt()
     ).reshape(batch.shape[1:])
     plain = model(batch)
     distances = []
     for center in (0.0, 1.0):
-        adapter = ttapca.adapt(
-            model,
-            "wiener",
-            filter=FITTED,
-            statistics="source",
-            center=center,
-            shrink=0.0,
-            restore=0.0,
-        )
+        adapter = adapted(model, statistics="source", center=center, shrink=0.0, restore=0.0)
         distances.append((adapter(moved) - plain).abs().mean().item())
         adapter.detach()
     assert distances[1] < 0.1 * distances[0]
 
 
-def test_patches_of_a_vision_transformer(model: nn.Module) -> None:
+def test_patches_of_a_vision_transformer() -> None:
     """The embedding of patches is affine: it folds, and is filtered like any stem."""
-    del model
-    torch.manual_seed(0)
-    stem = nn.Conv2d(3, 48, 3, stride=3)  # 27 pixels to 48 numbers: the input is the smaller side
-    layer = nn.TransformerEncoderLayer(48, 2, 32, batch_first=True, dropout=0.0)
-
-    class Transformer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.patches, self.encoder, self.fc = stem, layer, nn.Linear(48, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            tokens = self.patches(x).flatten(2).transpose(1, 2)
-            return self.fc(self.encoder(tokens).mean(1))
-
-    transformer = Transformer().double().eval()
-    fitted = ttapca.fit(transformer, "patches", DATA)
+    # 27 pixels to 48 numbers: the input is the smaller side.
+    transformer = PatchTransformer(6, 3, 48).double()
+    fitted = ttapca.fit(transformer, "embed", DATA)
     assert (fitted.route, fitted.shape) == ("folded", tuple(DATA.shape[1:]))
-    adapter = ttapca.adapt(transformer, "wiener", filter=fitted)
+    adapter = adapted(transformer, filter=fitted)
     assert torch.isfinite(adapter(noisy(50))).all()
     assert ttapca.explain(adapter)[0].bands[-1].gain < 0.9
 
@@ -297,7 +288,7 @@ def exported(adapter: ttapca.Adapter, batch: Tensor) -> Tensor:
 def test_an_exported_program_goes_by_a_stream_that_was_loaded(
     statistics: str, model: nn.Module, tmp_path: Path
 ) -> None:
-    batch, given = noisy(50), {"filter": FITTED, "statistics": statistics, "states": 1}
+    batch, given = noisy(50), {"filter": source_filter(), "statistics": statistics, "states": 1}
     with ttapca.adapt(model, "wiener", forgetting="online", **given) as adapter:
         plain = model(batch)
         adapter(noisy(200, noise=8.0))
@@ -315,7 +306,7 @@ def test_an_exported_program_goes_by_the_latest_condition(size: int, model: nn.M
     fitted = ttapca.fit(model, "conv1", images(1200), 40)
     options = {"statistics": "source", "order": "shuffled", "outliers": False}
     noise, pale = noisy(160, noise=8.0), 0.05 * (images(160) - 0.5) + 0.5
-    with ttapca.adapt(model, "wiener", filter=fitted, forgetting="online", **options) as adapter:
+    with adapted(model, filter=fitted, forgetting="online", **options) as adapter:
         adapter(torch.stack([noise, pale], 1).flatten(0, 1)[:230])
         adapter(torch.cat([pale[115:], noise[115:]]))
         assert adapter.health.conditions == 2
@@ -332,7 +323,7 @@ def test_an_exported_program_goes_by_the_latest_condition(size: int, model: nn.M
 
 
 def test_an_explanation(model: nn.Module) -> None:
-    adapter = ttapca.adapt(model, "two-sided", filter=FITTED)
+    adapter = adapted(model, "two-sided")
     with pytest.raises(OptionError, match="before the first batch"):
         ttapca.explain(adapter)
     adapter(noisy(200, noise=8.0))
@@ -364,9 +355,9 @@ def given_back_after(samples: int, stream: Stream) -> float:
 )
 def test_every_method_over_a_closed_form_is_linked_to_it(method: str) -> None:
     """Statistics follow the filter's stream, and the filter knows what they give back."""
-    given = {"filter": FITTED, "gain": "wiener", "statistics": "mixed"}
+    given = {"filter": source_filter(), "gain": "wiener", "statistics": "mixed"}
     model = small_convnet()
-    with ttapca.adapt(model, method, **given, **options_of(method)) as adapter:
+    with ttapca.adapt(model, method, **options_for(method, model, **given)) as adapter:
         statistics, gains = (
             next(surface for surface in adapter.surfaces if isinstance(surface, kind))
             for kind in (StreamStatistics, SpectralGains)
@@ -379,6 +370,6 @@ def test_every_method_over_a_closed_form_is_linked_to_it(method: str) -> None:
 
 
 def test_memo_over_a_closed_form_says_what_its_statistics_give_back() -> None:
-    given = {"filter": FITTED, "gain": "wiener", "statistics": 1 / 17, **options_of("memo")}
+    given = {"filter": source_filter(), "gain": "wiener", "statistics": 1 / 17, "views": 3}
     with ttapca.adapt(small_convnet(), "memo", **given) as adapter:
         assert given_back_after(1, adapter.hub) == pytest.approx(1 / 17)

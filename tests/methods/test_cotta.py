@@ -2,56 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Generator, Tensor, nn
 
 import ttapca
-from methods.plain_loops import BATCHES, X, assert_follows, both_ways, every_norm
+from methods.plain_loops import BATCHES, X, assert_follows, both_ways, every_norm, plain_cotta
 from oracles import small_convnet, with_batch_statistics
-from ttapca.methods.views import STRONG
-
-
-def plain_cotta(
-    model: nn.Module,
-    batches: list[Tensor],
-    *,
-    forgetting: str,
-    lr: float = 1e-3,
-    views: int = 32,
-    confidence_below: float = 0.92,
-    teacher_momentum: float = 0.999,
-    restored_share: float = 0.01,
-) -> tuple[list[Tensor], int]:
-    """Three whole networks and torch's own Adam; also how often the views were used."""
-    averaged, outputs = 0, []
-
-    def fresh() -> tuple[nn.Module, nn.Module, nn.Module, torch.optim.Optimizer, Generator]:
-        student, teacher, source = (with_batch_statistics(model) for _ in range(3))
-        optimizer = torch.optim.Adam(student.parameters(), lr=lr, betas=(0.9, 0.999))
-        return student, teacher, source, optimizer, Generator().manual_seed(0)
-
-    student, teacher, source, optimizer, generator = fresh()
-    for x in batches:
-        if forgetting == "episodic":
-            student, teacher, source, optimizer, generator = fresh()
-        with torch.no_grad():
-            confidence = source(x).softmax(1).max(1).values.mean()
-            target = teacher(x)
-            if confidence < confidence_below:
-                averaged += 1
-                target = torch.stack([teacher(STRONG(x, generator)) for _ in range(views)]).mean(0)
-        loss = -(target.softmax(1) * torch.log(student(x).softmax(1))).sum(1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        with torch.no_grad():
-            for t, s, o in zip(
-                teacher.parameters(), student.parameters(), source.parameters(), strict=True
-            ):
-                t.copy_(teacher_momentum * t + (1 - teacher_momentum) * s)
-                mask = (torch.rand(s.shape, generator=generator) < restored_share).double()
-                s.copy_(o * mask + s * (1 - mask))
-        outputs.append(target)
-    return outputs, averaged
 
 
 @every_norm

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from adapters import BATCHES, DATA, NETWORKS, VARIANTS, X, adapted, learns
+from adapters import BATCHES, DATA, NETWORKS, VARIANTS, X, adapted, learns, required_options
 from methods.plain_loops import both_ways
-from oracles import filter_for, images, left_untouched, required_options
+from oracles import images, left_untouched
 from ttapca.adaptation.adapter import Forgetting
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.errors import AttachError, ShapeError
@@ -47,10 +47,11 @@ def test_serves_or_says_why_not(case: str, kind: str) -> None:
 
 
 @every_case
-def test_an_empty_batch_has_no_predictions(case: str) -> None:
-    adapter = adapted(case)
-    assert adapter(X[:0]).shape == (0, 5)
-    adapter(X)
+def test_an_empty_batch_has_no_predictions_and_changes_nothing(case: str) -> None:
+    adapter, other = adapted(case), adapted(case)
+    for x in (X, BATCHES[1]):
+        assert adapter(x[:0]).shape == (0, 5)
+        assert torch.equal(adapter(x), other(x))
     assert adapter(X[:0]).shape == (0, 5)
 
 
@@ -114,7 +115,8 @@ def test_no_method_makes_noisy_digits_much_worse(
     if method == "lame":  # made for streams in which neighbours share a class
         order = labels.argsort(stable=True)
         noisy, labels = noisy[order], labels[order]
-    given = {**required_options(method, model, (1, 8, 8)), **filter_for(method, fitted)}
+    given = required_options(method, model, (1, 8, 8))
+    given |= {"filter": fitted} if ttapca.METHODS[method].method.needs_filter else {}
     if method in ("memo", "cotta", "rotta"):  # a mirrored digit is another digit, or none
         given |= {"flip": False}
     if method in ("memo", "cotta"):
@@ -141,3 +143,20 @@ def test_wiener_is_safe_on_clean_digits_and_better_on_noisy_ones(size: int, worl
         found = [error_of(adapter, data, labels, size) for data in (clean, noisy)]
     assert found[0] <= source[0] + 0.4
     assert found[1] < source[1]
+
+
+def test_the_order_of_clean_digits_is_learned(world: World) -> None:
+    model, _, clean, _, labels = world
+    fitted = ttapca.fit(model, "conv1", to_tensor(read_digits("train").images))
+    by_class = labels.argsort(stable=True)
+    in_no_order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
+
+    def error(places: Tensor, **given: Any) -> float:
+        with ttapca.adapt(model, "wiener", filter=fitted, forgetting="online", **given) as adapted:
+            return error_of(adapted, clean[places], labels[places], 50)
+
+    source, image = error_of(model, clean, labels), 100 / len(labels)
+    assert error(by_class) <= source
+    assert error(by_class, order="video") <= source
+    assert error(by_class, order="shuffled") > source + 10 * image
+    assert error(in_no_order) <= source + 2.1 * image

@@ -1,44 +1,14 @@
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-from torch import Generator, Tensor, nn
 
 import ttapca
-from methods.plain_loops import assert_follows, both_ways, every_norm
+from methods.plain_loops import assert_follows, both_ways, every_norm, plain_memo
 from oracles import images, small_convnet
-from ttapca.methods.views import mixed_views
 
 BATCHES = list(images(30, seed=8).split(3))
 X = BATCHES[0]
-
-
-def plain_memo(
-    model: nn.Module, *, forgetting: str, steps: int, lr: float, views: int
-) -> list[Tensor]:
-    """Each image by itself: a fresh copy of the network, plain gradient descent, and away."""
-    generator = Generator().manual_seed(0)
-    outputs = []
-    for batch in BATCHES:
-        if forgetting == "episodic":
-            generator.manual_seed(0)
-        logits = []
-        for image in batch:
-            network = copy.deepcopy(model).eval()
-            for _ in range(steps):
-                probabilities = network(mixed_views(image[None], views, generator)).softmax(1)
-                marginal = probabilities.mean(0)
-                loss = -(marginal * torch.log(marginal)).sum()
-                weights = list(network.parameters())
-                gradients = torch.autograd.grad(loss, weights)
-                with torch.no_grad():
-                    for weight, gradient in zip(weights, gradients, strict=True):
-                        weight -= lr * gradient
-            logits.append(network(image[None])[0].detach())
-        outputs.append(torch.stack(logits))
-    return outputs
 
 
 @every_norm
@@ -47,7 +17,7 @@ def plain_memo(
 def test_equals_a_plain_loop(make, forgetting: str, steps: int) -> None:
     options = {"forgetting": forgetting, "steps": steps, "lr": 0.02, "views": 5}
     adapter = ttapca.adapt(make(), "memo", **options)
-    assert_follows(adapter, plain_memo(make(), **options), BATCHES, atol=1e-9)
+    assert_follows(adapter, plain_memo(make(), BATCHES, **options), BATCHES, atol=1e-9)
     assert adapter.updates == 30 * steps
 
 

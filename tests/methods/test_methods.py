@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,19 +15,15 @@ from scripts import write_methods
 from torch import nn
 
 import ttapca
-from oracles import (
-    filter_for,
-    images,
-    left_untouched,
-    options_of,
-    rotation_head,
-    small_convnet,
-)
+from adapters import fitted, options_for
+from oracles import images, left_untouched, small_convnet
 from ttapca.errors import (
     AttachError,
     InputTypeError,
     LayerNotFoundError,
     LayerOutputError,
+    NonFiniteError,
+    NotEnoughDataError,
     OptionError,
     ShapeError,
 )
@@ -35,7 +32,7 @@ from ttapca.methods.method import GradientMethod
 
 DATA = images(150)
 X = images(12, seed=8)
-FITTED = ttapca.fit(small_convnet(), "conv1", DATA, 20)
+FILTER = object()  # stands for a fitted filter in the tables
 NAN, INF = float("nan"), float("inf")
 HEAD = {"head": nn.Identity(), "split": "bn1"}
 
@@ -54,10 +51,10 @@ def test_bn_is_the_model_in_training_mode() -> None:
 
 def test_options_reach_the_gains() -> None:
     def gains(method: str, **options: object) -> torch.Tensor:
-        adapter = ttapca.adapt(small_convnet(), method, filter=FITTED, **options)
+        adapter = ttapca.adapt(small_convnet(), method, filter=fitted(), **options)
         return adapter.surfaces[-1].filter.gains().detach()
 
-    plain = FITTED.singular_values_
+    plain = fitted().singular_values_
     relative = plain / plain[0]
     torch.testing.assert_close(gains("ttapca-relu", initial=0.5), relative / (relative + 0.5))
     torch.testing.assert_close(
@@ -77,32 +74,20 @@ def test_options_reach_the_gains() -> None:
         ("xyz", {}, "There are: source, bn"),
         ("ttapca-relu", {}, "needs a fitted filter; found none"),
         ("ttapca-relu", {"filter": "wrn-conv1/"}, "needs a fitted filter; found a str"),
-        ("ttapca-relu", {"filter": FITTED, "intial": 1.0}, "Did you mean `initial`"),
+        ("ttapca-relu", {"filter": FILTER, "intial": 1.0}, "Did you mean `initial`"),
         ("source", {"alpha": 0.5}, "`source` has no option `alpha`; it has none"),
         ("bn", {"alpha": 0.5, "prior": 8}, "found both"),
         ("tent", {"filter": "wrn-conv1/"}, "`filter` must be a FittedFilter; found 'wrn-conv1/'"),
         ("bn", {"forgetting": "never"}, "`forgetting` must be one of episodic"),
         # What would have no effect is refused, and so is what has another type.
-        ("bn", {"filter": FITTED}, "`bn` has no option `filter`; it has alpha, prior"),
-        ("wiener", {"filter": FITTED, "lr": -1}, "`wiener` has no option `lr`"),
-        ("wiener", {"filter": FITTED, "logits": "after"}, "`wiener` has no option `logits`"),
-        (
-            "wiener",
-            {"filter": FITTED, "guard": "rollback"},
-            "on a method that does not learn",
-        ),
-        (
-            "lame",
-            {"guard": "reset", "forgetting": "online"},
-            "on a method that does not learn",
-        ),
+        ("bn", {"filter": FILTER}, "`bn` has no option `filter`; it has alpha, prior"),
+        ("wiener", {"filter": FILTER, "lr": -1}, "`wiener` has no option `lr`"),
+        ("wiener", {"filter": FILTER, "logits": "after"}, "`wiener` has no option `logits`"),
+        ("wiener", {"filter": FILTER, "guard": "rollback"}, "on a method that does not learn"),
+        ("lame", {"guard": "reset", "forgetting": "online"}, "on a method that does not learn"),
         ("tent", {"guard": "rollback"}, "on a method that forgets after each batch"),
         ("memo", {"guard": "reset", "forgetting": "online"}, "that forgets after each image"),
-        (
-            "tent",
-            {"episodic": True},
-            "`tent` has no option `episodic`.*takes forgetting, guard, outputs, on_shift",
-        ),
+        ("tent", {"episodic": True}, "has no option `episodic`.*takes forgetting, guard, outputs"),
         (Tent, {}, r"such as `Tent\(...\)`, or by its name; found the class `Tent` itself"),
         (["tent"], {}, "A method is given by its name, .*; found a list"),
         ("wiener", {"filter": []}, "needs a fitted filter; found a list"),
@@ -110,8 +95,8 @@ def test_options_reach_the_gains() -> None:
         ("eata", {"fisher_weight": 1.0}, "`fisher_weight` would have no effect"),
         ("lame", {"affinity": "linear", "neighbours": 3}, "`neighbours` would have no effect"),
         ("roid", {"consistency": False, "seed": 1}, "`seed` would have no effect: without"),
-        ("ttapca", {"filter": FITTED, "limit": 2.0}, "`limit` would have no effect"),
-        ("ttapca-relu", {"filter": FITTED, "gain": "relu"}, "`ttapca-relu` has no option `gain`"),
+        ("ttapca", {"filter": FILTER, "limit": 2.0}, "`limit` would have no effect"),
+        ("ttapca-relu", {"filter": FILTER, "gain": "relu"}, "`ttapca-relu` has no option `gain`"),
         (Tent(), {"lr": 0.1}, r"go into the method itself, as in Tent\(lr=...\)"),
         ("ttt", {"head": None}, "needs a rotation head.*found none"),
         ("ttt", {"head": "linear"}, "needs a rotation head.*found a str"),
@@ -125,6 +110,7 @@ def test_bad_calls_leave_the_model_untouched(
     method: str, options: dict[str, object], message: str
 ) -> None:
     model = small_convnet()
+    options = {name: fitted() if value is FILTER else value for name, value in options.items()}
     with left_untouched(model, X), pytest.raises(OptionError, match=message):
         ttapca.adapt(model, method, **options)  # type: ignore[arg-type]
 
@@ -176,86 +162,74 @@ NONSENSE: dict[str, list[tuple[str, object]]] = {
 
 @pytest.mark.parametrize("method", NONSENSE | LEARNING)
 def test_values_that_make_no_sense_are_refused(method: str) -> None:
-    given = {**filter_for(method, FITTED), **(HEAD if method == "ttt" else {})}
     model = small_convnet()
+    given = {"filter": fitted()} if ttapca.METHODS[method].method.needs_filter else {}
+    given |= HEAD if method == "ttt" else {}
     for option, value in (*NONSENSE.get(method, ()), *(STEPPING if method in LEARNING else ())):
         message = f"`{option}` must be .*; found {value!r}"
         with left_untouched(model, X), pytest.raises(OptionError, match=message):
             ttapca.adapt(model, method, **given, **{option: value})
 
 
-# By method: what it needs to move here, and other values than its defaults.
-TURNED = {"head": rotation_head(288), "split": "bn1", "rotations": "random"}
-CHOICES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
-    "bn": ({}, {"alpha": 0.5, "prior": 8}),
-    "tent": ({}, {"filter": FITTED, "statistics": 0.5}),
-    "shot": ({}, {"classifier": "conv2", "pseudo_labels": 0.3}),
-    "slr+it": (
-        {},
-        {"likelihood": "hard", "confidence_weight": 1.0, "marginal_momentum": 0.1, "seed": 1},
-    ),
-    "eata": (
-        {"entropy_margin": 1.1, "redundancy_margin": 2.0},
-        {"entropy_margin": 0.9, "redundancy_margin": 0.9, "source": DATA},
-    ),
-    "roid": (
-        {},
-        {"source_momentum": 0.5, "temperature": 9.0, "consistency": False, "seed": 1}
-        | {"class_prior_correction": False},
-    ),
-    "lame": (
-        {},
-        {"affinity": "rbf", "neighbours": 2, "iterations": 1, "symmetric": True}
-        | {"classifier": "conv1", "statistics": "batch"},
-    ),
-    "sar": (
-        {"entropy_margin": 1.1},
-        {"entropy_margin": 0.9, "radius": 0.5, "recover_below": 10.0, "leave_out": ["bn1"]},
-    ),
-    "memo": ({}, {"views": 2, "flip": False, "seed": 1}),
-    "cotta": (
-        {"views": 3},
-        {"views": 2, "flip": False, "confidence_below": 0.0, "teacher_momentum": 0.1}
-        | {"restored_share": 0.5, "seed": 1},
-    ),
-    "rotta": (
-        {"update_every": 6, "capacity": 8, "statistics_momentum": 0.5, "teacher_momentum": 0.5},
-        {"update_every": 8, "capacity": 4, "statistics_momentum": 0.1, "teacher_momentum": 0.1}
-        | {"timeliness_weight": 0.0, "uncertainty_weight": 99.0, "flip": False, "seed": 1},
-    ),
-    "pea": (
-        {"source": DATA, "drift_factor": 9.0, "entropy_jump": 0.01},
-        {"source": DATA[:60], "layers": ["bn1", "conv2", "bn2"], "group_size": 2, "momentum": 0.5}
-        | {"smoothing": 0.01, "drift_factor": 2.0, "entropy_jump": 9.0, "augment": "crop"},
-    ),
-    "neo": ({}, {"momentum": 0.3, "classifier": "conv2", "statistics": "batch"}),
-    "t3a": ({}, {"supports": 1, "statistics": "batch"}),
-    "ttt": (TURNED, {"rotations": "all", "split": "conv1", "seed": 1}),
-    "ttapca": ({}, {"gain": "exponential", "initial": 0.5, "normalise": False}),
-    "ttapca-multiplicative": ({"initial": 0.5}, {"penalty": "exponential", "limit": 1.01}),
-    "wiener": (
-        {"order": "shuffled"},
-        {"shrink": 0.5, "restore": 0.0, "largest_ratio": 1.1, "threshold": 0.0, "memory": 1.0}
-        | {"center": 0.0, "statistics": "source", "outliers": False, "order": "auto"},
-    ),
-    "ttapca-closed": ({"steps": 2}, {"pull": 100.0}),
+# By method: other values than the defaults, or than the first ones.
+CHOICES: dict[str, dict[str, object]] = {
+    "bn": {"alpha": 0.5, "prior": 8},
+    "tent": {"filter": FILTER, "statistics": 0.5},
+    "shot": {"classifier": "conv2", "pseudo_labels": 0.3},
+    "slr+it": {"likelihood": "hard", "confidence_weight": 1.0, "marginal_momentum": 0.1, "seed": 1},
+    "eata": {"entropy_margin": 0.9, "redundancy_margin": 0.3, "source": DATA},
+    "roid": {"source_momentum": 0.5, "temperature": 9.0, "consistency": False, "seed": 1}
+    | {"class_prior_correction": False},
+    "lame": {"affinity": "rbf", "neighbours": 2, "iterations": 1, "symmetric": True}
+    | {"classifier": "conv1", "statistics": "batch"},
+    "sar": {"entropy_margin": 0.9, "radius": 0.5, "recover_below": 10.0, "leave_out": ["bn1"]},
+    "memo": {"views": 2, "flip": False, "seed": 1},
+    "cotta": {"views": 2, "flip": False, "confidence_below": 0.0, "teacher_momentum": 0.1}
+    | {"restored_share": 0.5, "seed": 1},
+    "rotta": {"update_every": 8, "capacity": 4, "statistics_momentum": 0.1, "seed": 1}
+    | {
+        "timeliness_weight": 0.0,
+        "uncertainty_weight": 99.0,
+        "teacher_momentum": 0.1,
+        "flip": False,
+    },
+    "pea": {"source": DATA, "layers": ["bn1", "conv2", "bn2"], "group_size": 2, "momentum": 0.5}
+    | {"smoothing": 0.01, "drift_factor": 2.0, "entropy_jump": 9.0, "augment": "crop"},
+    "neo": {"momentum": 0.3, "classifier": "conv2", "statistics": "batch"},
+    "t3a": {"supports": 1, "statistics": "batch"},
+    "ttt": {"rotations": "all", "split": "bn1", "seed": 1},
+    "ttapca": {"gain": "exponential", "initial": 0.5, "normalise": False},
+    "ttapca-multiplicative": {"penalty": "exponential", "limit": 1.01},
+    "wiener": {"shrink": 0.5, "restore": 0.0, "largest_ratio": 1.1, "threshold": 0.0, "memory": 1.0}
+    | {"center": 0.0, "statistics": "source", "outliers": False, "order": "auto"},
+    "ttapca-closed": {"pull": 100.0},
+}
+# The first values, with which each of the others makes a difference.
+FIRST: dict[str, dict[str, object]] = {
+    "rotta": {"update_every": 6, "capacity": 8}
+    | {"statistics_momentum": 0.5, "teacher_momentum": 0.5},
+    "pea": {"drift_factor": 9.0, "entropy_jump": 0.01},
+    "ttt": {"rotations": "random"},
+    "ttapca-multiplicative": {"initial": 0.5},
+    "wiener": {"order": "shuffled"},
+    "ttapca-closed": {"steps": 2},
 }
 
 
 @pytest.mark.parametrize("method", CHOICES)
 def test_every_option_has_an_effect(method: str) -> None:
-    base, others = CHOICES[method]
-    stepping = {"lr": 0.05} if method in LEARNING else {}
     spiked = X.clone()
     spiked[:, 0, 1::3, 3] = 50.0
 
     def output(**options: object) -> torch.Tensor:
-        given = {**filter_for(method, FITTED), **stepping, **base, **options}
-        adapter = ttapca.adapt(small_convnet(), method, forgetting="online", **given)
+        given = FIRST.get(method, {}) | options
+        given = options_for(method, small_convnet(), fitted(), forgetting="online", **given)
+        adapter = ttapca.adapt(small_convnet(), method, **given)
         return torch.cat([adapter(x) for x in (3 * X, 0.2 * X, X[:4], X, spiked)])
 
     expected = output()
-    for option, value in others.items():
+    for option, choice in CHOICES[method].items():
+        value = fitted() if choice is FILTER else choice
         assert not torch.equal(output(**{option: value}), expected), option
 
 
@@ -263,17 +237,13 @@ def test_no_option_is_missing_above() -> None:
     # Of these, `channels` and `head` follow from the model; test_mirrored_view.py tries `mirror`,
     # and test_conditions.py `states`.
     known = {each.name for each in dataclasses.fields(GradientMethod)}
-    known |= {"channels", "head", "fisher_weight", "mirror", "states"}.union(
-        *(others for _, others in CHOICES.values())
-    )
+    known |= {"channels", "head", "fisher_weight", "mirror", "states"}.union(*CHOICES.values())
     assert known == {option for each in ttapca.METHODS.values() for option in each.options}
 
 
 @pytest.mark.parametrize("method", LEARNING)
 def test_how_to_step_is_a_choice_of_every_method_that_learns(method: str) -> None:
-    given = {**filter_for(method, FITTED), **options_of(method), "lr": 0.1}
-    if method == "eata":
-        given |= {"entropy_margin": 1.1, "redundancy_margin": 2.0}
+    given = options_for(method, small_convnet(), fitted(), lr=0.1)
     outputs = []
     for logits, steps in (("before", 1), ("after", 3)):
         adapter = ttapca.adapt(small_convnet(), method, logits=logits, steps=steps, **given)
@@ -300,6 +270,7 @@ def test_no_reliable_sample_no_step(method: str) -> None:
         ("pea", {"source": DATA, "layers": ["bn3"]}, small_convnet(), "Did you mean `bn"),
         ("memo cotta", {}, nn.Flatten(), "moves the weights; the model has none"),
         ("shot lame neo t3a", {"classifier": "fd"}, small_convnet(), "no layer `fd`"),
+        ("shot lame neo t3a", {}, nn.Conv2d(3, 4, 6), 'one has none.*`classifier="head"`'),
         ("ttt", {"head": nn.Identity(), "split": "bm1"}, small_convnet(), "Did you mean `bn1`"),
     ],
 )
@@ -311,6 +282,30 @@ def test_models_that_cannot_be_adapted(
         errors = (AttachError, LayerNotFoundError)
         with left_untouched(model, X), pytest.raises(errors, match=message):
             ttapca.adapt(model, method, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("method", "source", "error", "message"),
+    [
+        ("eata", 3, OptionError, "`source` must be an? Iterable, or a Tensor; found 3"),
+        ("eata", ["x"], OptionError, r"batch 0 \(counting from 0\) is a str"),
+        ("eata", [], NotEnoughDataError, "`source` has none"),
+        ("eata", DATA * NAN, NonFiniteError, "must be finite"),
+        ("pea", [], NotEnoughDataError, "at least two samples of source data at every layer"),
+        ("pea", [3.0], OptionError, "`source` yields tensors.* batch 0 .* is a float"),
+    ],
+)
+def test_bad_source_data_leave_the_model_untouched(
+    method: MethodName, source: object, error: type[Exception], message: str
+) -> None:
+    model = small_convnet()
+    with left_untouched(model, X), pytest.raises(error, match=message):
+        ttapca.adapt(model, method, source=source)
+    model.train().bn1.eval()
+    before = [module.training for module in model.modules()]
+    with pytest.raises(error, match=message):
+        ttapca.adapt(model, method, source=source)
+    assert [module.training for module in model.modules()] == before
 
 
 @pytest.mark.parametrize("method", ["memo", "cotta", "rotta", "pea", "ttt"])
@@ -325,27 +320,20 @@ def test_inputs_that_are_no_images(method: str) -> None:
         adapter(torch.zeros(5, 3, 6, 6, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("method", ["eata", "roid", "rotta"])
-def test_samples_are_not_chosen_among_dense_predictions(method: str) -> None:
-    dense = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).double()
-    with pytest.raises(LayerOutputError, match=r"found \(12, 4, 6, 6\)"):
-        ttapca.adapt(dense, method)(X)
-
-
 def test_a_name_is_short_for_a_method() -> None:
     by_name = ttapca.adapt(small_convnet(), "tent", lr=0.1, forgetting="online")
     by_class = ttapca.adapt(small_convnet(), Tent(lr=0.1), forgetting="online")
     for x in (X, images(12, seed=9)):
         assert torch.equal(by_name(x), by_class(x))
     relu, gains = (
-        ttapca.adapt(small_convnet(), TTAPCA(FITTED, gain=gain))(X)
+        ttapca.adapt(small_convnet(), TTAPCA(fitted(), gain=gain))(X)
         for gain in ("relu", "exponential")
     )
     for name in ("ttapca", "ttapca-relu"):
-        assert torch.equal(relu, ttapca.adapt(small_convnet(), name, filter=FITTED)(X))
-    assert torch.equal(gains, ttapca.adapt(small_convnet(), "ttapca-exp", filter=FITTED)(X))
-    matched = ttapca.adapt(small_convnet(), Wiener(FITTED, shrink=0.5, restore=0.5))(3 * X)
-    assert torch.equal(matched, ttapca.adapt(small_convnet(), "match", filter=FITTED)(3 * X))
+        assert torch.equal(relu, ttapca.adapt(small_convnet(), name, filter=fitted())(X))
+    assert torch.equal(gains, ttapca.adapt(small_convnet(), "ttapca-exp", filter=fitted())(X))
+    matched = ttapca.adapt(small_convnet(), Wiener(fitted(), shrink=0.5, restore=0.5))(3 * X)
+    assert torch.equal(matched, ttapca.adapt(small_convnet(), "match", filter=fitted())(3 * X))
 
 
 def test_what_is_registered_is_what_editors_offer() -> None:
@@ -355,6 +343,7 @@ def test_what_is_registered_is_what_editors_offer() -> None:
         assert found.summary[0].isupper(), name
         assert not found.summary.endswith("."), name
         assert dataclasses.is_dataclass(found.method)
+        assert found.url or found.year in (0, math.inf), name  # no paper, or this library itself
         assert found.rules.keys() == found.options.keys()
 
 
@@ -367,7 +356,7 @@ def test_the_page_of_methods_lists_what_is_registered() -> None:
 
 def test_statistics_can_be_mixed_by_choice() -> None:
     def output(statistics: object) -> torch.Tensor:
-        method = Wiener(FITTED, statistics=statistics)  # type: ignore[arg-type]
+        method = Wiener(fitted(), statistics=statistics)  # type: ignore[arg-type]
         return ttapca.adapt(small_convnet(), method)(3 * X)
 
     assert torch.equal(output("mixed"), output(ttapca.Mixture()))
@@ -403,18 +392,18 @@ def test_logits_are_found_in_what_a_model_returns(
     method: str, how: Callable[[torch.Tensor], object], find: Callable[[object], torch.Tensor]
 ) -> None:
     plain = small_convnet()
-    given = {**filter_for(method, FITTED), **options_of(method)}
+    given = options_for(method, plain, fitted())
     if method == "eata":
-        given |= {"source": DATA, "entropy_margin": 1.1}
+        given |= {"source": DATA}
     if method in ("wiener", "match", "two-sided"):
         given |= {"order": "shuffled"}  # what the filter knows of layers is by their paths
     expected = ttapca.adapt(plain, method, **given)(X)
     model = Wrapped(how)
     inside = dict(given)
     if "filter" in inside:
-        inside["filter"] = dataclasses.replace(FITTED, layer="net.conv1")
+        inside["filter"] = dataclasses.replace(fitted(), layer="net.conv1")
     if "split" in inside:
-        inside["split"] = "net.bn1"
+        inside["split"] = "net.conv1"
     adapter = ttapca.adapt(model, method, logits=find, **inside)
     torch.testing.assert_close(adapter(X), expected, rtol=0, atol=1e-12)
     by_name = adapter(flag=True, pixels=X)  # as the processors of Hugging Face give them
@@ -434,8 +423,8 @@ def test_logits_that_are_not_found_are_explained() -> None:
 
 def test_another_shape_at_test_time_loses_nothing() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
-    fitted = ttapca.fit(model, "0", DATA, 10)
-    adapter = ttapca.adapt(model, "ttapca-relu", filter=fitted, forgetting="online", lr=0.1)
+    own = ttapca.fit(model, "0", DATA, 10)
+    adapter = ttapca.adapt(model, "ttapca-relu", filter=own, forgetting="online", lr=0.1)
     adapter(X)
     before = adapter.surfaces[-1].filter.gains().detach()
     with pytest.raises(ttapca.errors.ShapeError, match=r"\(3, 6, 6\); found \(3, 9, 9\)"):

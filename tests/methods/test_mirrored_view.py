@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,32 @@ from ttapca.spectral.stream import Stream
 
 SOURCE = images(1500)
 DATA = SOURCE[60:]
-FITTED = ttapca.fit(small_convnet(), "conv1", DATA)
 CLEAN = list(SOURCE[:60].split(20))
 SHIFTED = [batch + 2.0 * images(20, seed=5) for batch in CLEAN]
-ONE: dict[str, Any] = {"filter": FITTED, "order": "shuffled"}
-TWO: dict[str, Any] = {**ONE, "views": 2, "mirror": True}
 OLD_FILTER = Path(__file__).parents[1] / "fitting" / "saved_filters" / "folded"
+
+
+@functools.cache
+def source_filter() -> ttapca.FittedFilter:
+    """A filter that is fitted when a test first needs it."""
+    with torch.random.fork_rng(devices=[]):
+        return ttapca.fit(small_convnet(), "conv1", DATA)
+
+
+def one_view(**given: Any) -> dict[str, Any]:
+    return {"filter": source_filter(), "order": "shuffled"} | given
+
+
+def two_views(**given: Any) -> dict[str, Any]:
+    return one_view(views=2, mirror=True, **given)
+
+
+def once(**given: Any) -> ttapca.Adapter:
+    return ttapca.adapt(small_convnet(), "wiener", **one_view(**given))
+
+
+def twice(**given: Any) -> ttapca.Adapter:
+    return ttapca.adapt(small_convnet(), "wiener", **two_views(**given))
 
 
 def plain_prediction(x: Tensor, gains: np.ndarray, shift: float) -> Tensor:
@@ -51,60 +72,49 @@ def plain_prediction(x: Tensor, gains: np.ndarray, shift: float) -> Tensor:
 
 
 def test_the_logits_are_those_of_a_plain_loop() -> None:
-    with ttapca.adapt(small_convnet(), "wiener", **TWO, center=0.0) as adapted:
-        for x in SHIFTED:
-            found = adapted(x)
-            gains = adapted.surfaces[-2].filter.gains().detach().double().numpy()
-            shift = adapted.stream("default").shift
-            assert shift > 0
-            views = [plain_prediction(view, gains, shift) for view in (x, x.flip(-1))]
-            assert not torch.allclose(*views, atol=1e-2)
-            expected = (views[0] + views[1]) / 2
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    adapted = twice(center=0.0)
+    for x in SHIFTED:
+        found = adapted(x)
+        gains = adapted.surfaces[-2].filter.gains().detach().double().numpy()
+        shift = adapted.stream("default").shift
+        assert shift > 0
+        views = [plain_prediction(view, gains, shift) for view in (x, x.flip(-1))]
+        assert not torch.allclose(*views, atol=1e-2)
+        torch.testing.assert_close(found, (views[0] + views[1]) / 2, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("forgetting", ["episodic", "online"])
 @pytest.mark.parametrize("size", [1, 20])
 def test_the_second_view_leaves_nothing_in_the_stream(forgetting: Any, size: int) -> None:
-    batches = torch.cat(SHIFTED).split(size)
-    with (
-        ttapca.adapt(small_convnet(), "wiener", forgetting=forgetting, **ONE) as once,
-        ttapca.adapt(small_convnet(), "wiener", forgetting=forgetting, **TWO) as twice,
-    ):
-        for x in batches:
-            one, two = once.stream("camera")(x), twice.stream("camera")(x)
-            assert not torch.equal(one, two)
-            states = (each.state_dict()["_extra_state"] for each in (once, twice))
-            assert same(*states)
+    adapters = once(forgetting=forgetting), twice(forgetting=forgetting)
+    for x in torch.cat(SHIFTED).split(size):
+        assert not torch.equal(*(each.stream("camera")(x) for each in adapters))
+        assert same(*(each.state_dict()["_extra_state"] for each in adapters))
 
 
 def test_source_data_take_one_pass_and_stay_bit_for_bit() -> None:
-    assert passes_of(small_convnet(), CLEAN, **TWO) == [1, 1, 1]
-    assert passes_of(small_convnet(), SHIFTED, **TWO) == [2, 2, 2]
-    with (
-        ttapca.adapt(small_convnet(), "wiener", **ONE) as once,
-        ttapca.adapt(small_convnet(), "wiener", **TWO) as twice,
-    ):
-        assert torch.equal(once(CLEAN[0]), twice(CLEAN[0]))
+    assert passes_of(small_convnet(), CLEAN, **two_views()) == [1, 1, 1]
+    assert passes_of(small_convnet(), SHIFTED, **two_views()) == [2, 2, 2]
+    assert torch.equal(once()(CLEAN[0]), twice()(CLEAN[0]))
 
 
 def test_each_condition_of_a_stream_is_mirrored_where_it_has_shifted() -> None:
     noisy = [batch + 2.0 * images(20, seed=6 + number) for number, batch in enumerate(CLEAN)]
     for batches, passes in (([*CLEAN, *noisy], [1, 1, 1, 2, 2, 2]), ([*noisy, *CLEAN], [2] * 3)):
-        found = passes_of(small_convnet(), batches, forgetting="online", **TWO)
+        found = passes_of(small_convnet(), batches, **two_views(forgetting="online"))
         assert found[: len(passes)] == passes
     assert found[-1] == 1  # clean again, after noise
 
 
 def test_the_chain_looks_at_both_views() -> None:
     given = {"order": "auto", "forgetting": "online"}
-    once = passes_of(small_convnet(), SHIFTED, **{**ONE, **given})
-    twice = passes_of(small_convnet(), SHIFTED, **{**TWO, **given})
-    assert twice[-1] == 2
-    assert twice[0] >= 2 * min(2, once[0])
-    with ttapca.adapt(small_convnet(), "wiener", **{**TWO, "order": "auto"}) as adapted:
-        assert isinstance(adapted.mover, MirroredView)
-        assert isinstance(adapted.mover.inner, ChainPasses)
+    one = passes_of(small_convnet(), SHIFTED, **one_view(**given))
+    two = passes_of(small_convnet(), SHIFTED, **two_views(**given))
+    assert two[-1] == 2
+    assert two[0] >= 2 * min(2, one[0])
+    mover = twice(order="auto").mover
+    assert isinstance(mover, MirroredView)
+    assert isinstance(mover.inner, ChainPasses)
 
 
 class Model(nn.Module):
@@ -122,21 +132,17 @@ def test_images_by_name_and_logits_by_a_function() -> None:
     scores = lambda output: output["scores"]  # noqa: E731
     batches = [{"index": torch.arange(len(part)), "pixels": part} for part in DATA.split(256)]
     fitted = ttapca.fit(Model(), "inner.conv1", batches, prepare=lambda batch: batch, logits=scores)
-    assert fitted.mirror_agreement_ == FITTED.mirror_agreement_
-    # Nobody knows how many images such batches hold, so that others of them are measured.
-    fitted = dataclasses.replace(fitted, class_reach_=FITTED.class_reach_)
-    given = {**TWO, "filter": fitted, "logits": scores}
-    with (
-        ttapca.adapt(Model(), "wiener", **given) as named,
-        ttapca.adapt(small_convnet(), "wiener", **TWO) as plain,
-    ):
-        found = named(torch.arange(20), pixels=SHIFTED[0])
-        torch.testing.assert_close(found, plain(SHIFTED[0]))
+    assert fitted.mirror_agreement_ == source_filter().mirror_agreement_
+    # The number of images in such batches is unknown, so that others of them are measured.
+    fitted = dataclasses.replace(fitted, class_reach_=source_filter().class_reach_)
+    named = ttapca.adapt(Model(), "wiener", **two_views(filter=fitted, logits=scores))
+    found = named(torch.arange(20), pixels=SHIFTED[0])
+    torch.testing.assert_close(found, twice()(SHIFTED[0]))
 
 
 def test_predictions_of_pixels_are_mirrored_back() -> None:
     mover = MirroredView(Mover())
-    mover.join(Stream())  # in which nobody measures a shift: it may be one
+    mover.join(Stream())  # without a measured shift: it may be one
     weights = torch.tensor([[1.0, -2.0, 0.5, 3.0, 0.0, 7.0]])
 
     def run(x: Tensor) -> Tensor:
@@ -162,24 +168,21 @@ def test_what_cannot_be_mirrored_is_refused() -> None:
 
 
 def test_a_broken_batch_is_skipped() -> None:
-    with ttapca.adapt(small_convnet(), "wiener", forgetting="online", **TWO) as adapted:
-        expected = adapted(SHIFTED[0])
-        adapted.reset()
-        adapted(SHIFTED[1] * torch.nan)
-        assert adapted.skipped == 1
-        assert torch.equal(adapted(SHIFTED[0]), expected)
+    adapted = twice(forgetting="online")
+    expected = adapted(SHIFTED[0])
+    adapted.reset()
+    adapted(SHIFTED[1] * torch.nan)
+    assert adapted.skipped == 1
+    assert torch.equal(adapted(SHIFTED[0]), expected)
 
 
 def test_a_stream_goes_on_with_another_number_of_views() -> None:
-    with (
-        ttapca.adapt(small_convnet(), "wiener", forgetting="online", **ONE) as once,
-        ttapca.adapt(small_convnet(), "wiener", forgetting="online", **TWO) as twice,
-    ):
-        once(SHIFTED[0])
-        expected = (twice(SHIFTED[0]), twice(SHIFTED[1]))[1]
-        twice.reset()
-        twice.load_state_dict(once.state_dict())
-        assert torch.equal(twice(SHIFTED[1]), expected)
+    one, two = once(forgetting="online"), twice(forgetting="online")
+    one(SHIFTED[0])
+    expected = [two(x) for x in SHIFTED[:2]]
+    two.reset()
+    two.load_state_dict(one.state_dict())
+    assert torch.equal(two(SHIFTED[1]), expected[1])
 
 
 def test_fit_measures_how_far_predictions_stay(tmp_path: Path) -> None:
@@ -192,9 +195,9 @@ def test_fit_measures_how_far_predictions_stay(tmp_path: Path) -> None:
             )
             weights += max(plain)
             agreeing += max(plain) * (plain.index(max(plain)) == mirrored.index(max(mirrored)))
-    assert pytest.approx(agreeing / weights) == FITTED.mirror_agreement_
-    FITTED.save(tmp_path / "filter")
-    assert ttapca.load(tmp_path / "filter").mirror_agreement_ == FITTED.mirror_agreement_
+    assert pytest.approx(agreeing / weights) == source_filter().mirror_agreement_
+    source_filter().save(tmp_path / "filter")
+    assert ttapca.load(tmp_path / "filter").mirror_agreement_ == source_filter().mirror_agreement_
     tokens = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)).double()
     assert ttapca.fit(tokens, "0", torch.rand(64, 6).double()).mirror_agreement_ is None
 
@@ -214,12 +217,12 @@ def test_digits_are_not_mirrored_unless_asked() -> None:
 
 def test_options_without_effect_are_refused() -> None:
     with pytest.raises(OptionError, match=r"was not measured: .* older ttapca.*`mirror=True`"):
-        ttapca.adapt(small_convnet(), "wiener", filter=ttapca.load(OLD_FILTER), views=2)
+        once(filter=ttapca.load(OLD_FILTER), views=2)
     with pytest.raises(OptionError, match="`mirror` would have no effect: with `views=1`"):
-        ttapca.adapt(small_convnet(), "wiener", mirror=True, **ONE)
+        once(mirror=True)
     with pytest.raises(OptionError, match="found `mirror=False`"):
-        ttapca.adapt(small_convnet(), "wiener", mirror=False, views=2, **ONE)
+        once(mirror=False, views=2)
     with pytest.raises(OptionError, match=r"`views` must be .* from 1 to 2"):
-        ttapca.adapt(small_convnet(), "wiener", views=3, **ONE)
+        once(views=3)
     with pytest.raises(OptionError, match="`views` would have no effect: gradient steps"):
-        ttapca.adapt(small_convnet(), "ttapca-closed", **TWO)
+        ttapca.adapt(small_convnet(), "ttapca-closed", **two_views())

@@ -14,7 +14,7 @@ import ttapca
 from adapters import NETWORKS
 from methods.plain_loops import BATCHES, X, assert_follows, both_ways
 from oracles import images, small_convnet
-from ttapca.errors import LayerOutputError, NotEnoughDataError, OptionError
+from ttapca.errors import LayerOutputError
 from ttapca.methods.pea import blocks_of
 from ttapca.networks import build
 
@@ -202,21 +202,6 @@ def test_blocks_of_others() -> None:
     assert blocks_of(nn.BatchNorm2d(3)) == []
 
 
-@pytest.mark.parametrize(
-    ("source", "error", "message"),
-    [
-        ([], NotEnoughDataError, "at least two samples of source data at every layer"),
-        ([3.0], OptionError, "`source` yields tensors.* batch 0 .* is a float"),
-    ],
-)
-def test_source_data_that_make_no_sense(source: Any, error: type[Exception], message: str) -> None:
-    model = small_convnet()
-    expected = model(X)
-    with pytest.raises(error, match=message):
-        ttapca.adapt(model, "pea", source=source)
-    assert torch.equal(model(X), expected)
-
-
 def test_layers_without_features() -> None:
     class Pair(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,14 +210,3 @@ def test_layers_without_features() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), Pair()).double()
     with pytest.raises(LayerOutputError, match=r"`1` returns <class 'tuple'>.*`layers=`"):
         ttapca.adapt(model, "pea", source=SOURCE, layers=["1"])
-
-
-def test_a_batch_that_is_not_finite_leaves_no_mark() -> None:
-    one, other = (
-        ttapca.adapt(small_convnet(), "pea", source=SOURCE, forgetting="online") for _ in "ab"
-    )
-    for x in (X, X * float("nan"), SHIFTED[1]):
-        found = one(x)
-        if torch.isfinite(x).all():
-            assert torch.equal(found, other(x))
-    assert one.skipped == 1

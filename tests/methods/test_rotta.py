@@ -227,15 +227,6 @@ def test_images_of_one_size() -> None:
     assert adapter(images(2, shape=(3, 8, 8))).shape == (2, 4)
 
 
-def test_batches_that_are_not_finite_are_not_remembered() -> None:
-    adapter, other = (adapted("rotta", update_every=16) for _ in "ab")
-    for x in (X, X / 0, BATCHES[1], BATCHES[2]):
-        found = adapter(x)
-        if torch.isfinite(x).all():
-            assert torch.equal(found, other(x))
-    assert adapter.skipped == 1
-
-
 def test_it_has_statistics_of_its_own() -> None:
     with pytest.raises(OptionError, match="`statistics` would have no effect"):
         RoTTA(statistics="source")

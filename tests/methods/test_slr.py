@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,12 +8,12 @@ import ttapca
 from methods.plain_loops import (
     BATCHES,
     X,
-    affine_with_batch_statistics,
     assert_follows,
     both_ways,
-    copied,
     every_norm,
-    set_to,
+    plain_ratio,
+    plain_slr,
+    samples,
 )
 from oracles import images, layer_norm_net, left_untouched, small_convnet
 from ttapca.adaptation.surfaces import InputTransform
@@ -23,60 +21,14 @@ from ttapca.errors import AttachError, ShapeError
 from ttapca.methods.slr import hard_likelihood_ratio, soft_likelihood_ratio
 
 
-def plain_ratio(logits: Tensor, likelihood: str) -> Tensor:
-    """The paper's two ratios, one class at a time."""
-    p = torch.softmax(logits, 1)
-    total = torch.zeros((), dtype=logits.dtype)
-    for row in p:
-        for c in range(len(row)):
-            others = sum(row[i] for i in range(len(row)) if i != c)
-            weight = row[c] if likelihood == "soft" else float(c == int(row.argmax()))
-            total = total - weight * torch.log(row[c] / others)
-    return total / len(p)
-
-
-def plain_slr(
-    model: nn.Module, transform: InputTransform, *, forgetting: str, likelihood: str
-) -> list[Tensor]:
-    """Two steps a batch: a network in training mode behind a transformation; torch's own Adam."""
-    network, affine = affine_with_batch_statistics(model)
-    first, second = copy.deepcopy(transform.residual[0]), copy.deepcopy(transform.residual[2])
-    tau = torch.ones((), dtype=torch.float64, requires_grad=True)
-    gamma = torch.ones(1, first.in_channels, 1, 1, dtype=torch.float64, requires_grad=True)
-    beta = torch.zeros(1, first.in_channels, 1, 1, dtype=torch.float64, requires_grad=True)
-    parameters = [tau, gamma, beta, *first.parameters(), *second.parameters(), *affine]
-    start = copied(parameters)
-
-    def forward(x: Tensor) -> Tensor:
-        r = second(torch.relu(first(x)))
-        return network(gamma * (tau * x + (1 - tau) * r) + beta)
-
-    outputs = []
-    for number, x in enumerate(BATCHES):
-        if forgetting == "episodic" or number == 0:
-            optimizer, running = torch.optim.Adam(parameters, lr=6e-4), None
-            set_to(parameters, start)
-        for _ in range(2):
-            logits = forward(x)
-            mean = torch.softmax(logits, 1).mean(0)
-            running = 0.9 * (mean if running is None else running).detach() + 0.1 * mean
-            uniform = 1 / logits.shape[1]
-            divergence = (running * torch.log(running / uniform)).sum()
-            optimizer.zero_grad()
-            (divergence + 0.025 * plain_ratio(logits, likelihood)).backward()
-            optimizer.step()
-        outputs.append(forward(x).detach())
-    return outputs
-
-
 @every_norm
 @both_ways
 @pytest.mark.parametrize("likelihood", ["soft", "hard"])
 def test_equals_a_plain_loop(make, forgetting: str, likelihood: str) -> None:
-    options = {"forgetting": forgetting, "likelihood": likelihood}
-    adapter = ttapca.adapt(make(), "slr+it", steps=2, channels=3, **options)
+    options = {"forgetting": forgetting, "likelihood": likelihood, "steps": 2}
+    adapter = ttapca.adapt(make(), "slr+it", channels=3, **options)
     (transform,) = (s for s in adapter.surfaces if isinstance(s, InputTransform))
-    assert_follows(adapter, plain_slr(make(), transform, **options), atol=1e-6)
+    assert_follows(adapter, plain_slr(make(), transform, BATCHES, **options), atol=1e-6)
     assert (adapter.updates, adapter.skipped) == (20, 0)
 
 
@@ -93,7 +45,7 @@ def test_models_that_cannot_be_served() -> None:
 def test_ratios_by_their_definition(how: str) -> None:
     ratio = soft_likelihood_ratio if how == "soft" else hard_likelihood_ratio
     logits = images(20, shape=(7,))
-    torch.testing.assert_close(ratio(logits).mean(), plain_ratio(logits, how))
+    torch.testing.assert_close(ratio(logits).mean(), plain_ratio(samples(logits), how))
     dense = logits.reshape(2, 10, 7).movedim(2, 1)
     torch.testing.assert_close(ratio(dense).flatten(), ratio(logits))
 

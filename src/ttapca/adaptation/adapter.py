@@ -33,10 +33,10 @@ from ttapca.fitting.attachment import detach_filter
 from ttapca.spectral.stream import Attributes, Stream, map_tensors, tensors_in
 from ttapca.spectral.stream_batch import Rows, StreamBatch
 from ttapca.spectral.stream_state import StreamState
+from ttapca.support.inputs import explained_inputs
 from ttapca.support.modules import (
     check_model,
     device_and_dtype,
-    explained_inputs,
     restore_training_flags,
     training_flags,
 )

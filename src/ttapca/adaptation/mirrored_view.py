@@ -11,7 +11,7 @@ from ttapca.adaptation.optimisation import Mover, Run
 from ttapca.errors import LayerOutputError, ShapeError
 from ttapca.spectral.stream import Stream
 from ttapca.spectral.stream_state import StreamState
-from ttapca.support.mirroring import mirror_back, mirror_images
+from ttapca.support.inputs import mirror_back, mirror_images
 
 
 class MirroredView(Mover):

@@ -31,7 +31,7 @@ from ttapca.benchmark.difference_tables import (
 from ttapca.benchmark.figures import figures
 from ttapca.benchmark.findings import deployment, headline, question, title
 from ttapca.benchmark.rows import CHANGE_EVERY, JOINT, ClassLabels, Observation, Row
-from ttapca.benchmark.svg import PALETTE, look, page_svg, styles_of
+from ttapca.benchmark.svg import PALETTE, look, page_colours, page_svg, styles_of
 from ttapca.benchmark.tables import (
     cost_table,
     error_table,
@@ -39,7 +39,6 @@ from ttapca.benchmark.tables import (
     full_name,
     setting_tables,
 )
-from ttapca.support.page_colours import page_colours
 
 if TYPE_CHECKING:  # it needs torch, which a page does not
     from ttapca.benchmark.demo_report import RepairedImage

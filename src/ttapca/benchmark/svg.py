@@ -13,10 +13,10 @@ import io
 import math
 import re
 from collections.abc import Iterable
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ttapca.errors import OptionError
-from ttapca.support.page_colours import page_colours
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -88,6 +88,11 @@ def page_svg(figure: ReportFigure) -> str:
     for number, colour in enumerate(PALETTE):
         svg = svg.replace(colour, f"var(--series-{number}, {colour})")
     return svg.replace(INK, "currentColor").strip()
+
+
+def page_colours() -> str:
+    """Return a style sheet with the colours of all pages, light and dark, as variables."""
+    return (resources.files("ttapca.support") / "page_colours.css").read_text(encoding="utf-8")
 
 
 def file_svg(figure: ReportFigure) -> str:

@@ -37,13 +37,18 @@ from ttapca.fitting.plan import FitPlan
 from ttapca.fitting.source_statistics import MomentsKind, Reading, Side, SourceStatistics
 from ttapca.spectral.affine import acts_on_input
 from ttapca.spectral.position_sample import Positions
-from ttapca.support.batches import SAMPLES, arguments_in, array_batches, precision_of
+from ttapca.support.inputs import (
+    SAMPLES,
+    arguments_in,
+    array_batches,
+    explained_inputs,
+    precision_of,
+)
 from ttapca.support.modules import (
     LayerPaths,
     caught_inputs,
     core_of,
     device_and_dtype,
-    explained_inputs,
     multiply_adds,
     stopped_at,
 )

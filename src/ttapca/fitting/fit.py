@@ -28,7 +28,7 @@ from ttapca.fitting.readers import DataReader, reader_of
 from ttapca.fitting.routes import SUMMED, FitTask, by_gram, randomised
 from ttapca.fitting.source_statistics import FEWEST_SAMPLES
 from ttapca.spectral.pca import check_n_components
-from ttapca.support.mirroring import mirror_back, mirror_images
+from ttapca.support.inputs import mirror_back, mirror_images
 from ttapca.support.modules import LayerPaths, check_model, evaluation_mode
 from ttapca.support.outputs import OutputKind, Outputs
 from ttapca.support.process_group import several_ranks

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttapca.support.batches import as_tensor
+from ttapca.support.inputs import as_tensor
 
 # Some of the data are kept, evenly spread, to predict them again after the fit.
 KEPT_PARTS = 8  # batches of which some samples are kept

@@ -1,4 +1,4 @@
-"""`source`, `bn` and `tent`: what the paper compares with."""
+"""`source`, `bn` and `tent`: the baselines of the paper."""
 
 from __future__ import annotations
 
@@ -25,10 +25,16 @@ class Source(Method):
 class BN(Method):
     """BatchNorm with the statistics of the test batch.
 
+    With mean and variance of the source (s) and of a test batch (t) of n samples:
+
+        mu = (N mu_s + n mu_t) / (N + n)        sigma^2 likewise
+
+    N = 0, the default, is the batch alone. The papers: https://arxiv.org/abs/2006.16971 and
+    https://arxiv.org/abs/2006.10963.
+
     Attributes:
-        alpha: Weight of the batch, from 0 (source) to 1 (batch); 1 by default.
-        prior: How many samples the source statistics count for, in place of `alpha`: the weight of
-            a batch then follows from its size.
+        alpha: Weight of the batch, from 0 (source) to 1 (batch), whatever its size; 1 by default.
+        prior: How many samples the source statistics count for (N), in place of `alpha`.
     """
 
     alpha: Share | None = None
@@ -54,7 +60,12 @@ class BN(Method):
 class Tent(GradientMethod):
     """Scale and shift of the normalisation layers, learned by entropy.
 
-    As in the official code, the logits are those from before the update.
+    With y the predictions for a batch, gamma and beta take steps on the mean of the entropy
+
+        H(y) = - sum_c p(y_c) log p(y_c)
+
+    As in the official code, the logits are those from before the update. The paper:
+    https://arxiv.org/abs/2006.10726.
     """
 
     def assemble(self) -> Assembly:

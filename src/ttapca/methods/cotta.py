@@ -1,14 +1,4 @@
-"""`cotta`: a student learns from a slow teacher, and is partly restored to the source.
-
-On each batch:
-
-    target     y = teacher(x), or where the source is not confident the mean over views of x
-    student    one step on - sum_c softmax(y)_c log softmax(student(x))_c
-    teacher    t <- m t + (1 - m) s
-    restore    each weight of the student returns to the source with probability p
-
-and y is the prediction.
-"""
+"""`cotta`: a student learns from a slow teacher, and is partly restored to the source."""
 
 from __future__ import annotations
 
@@ -23,7 +13,7 @@ from torch import Tensor
 from ttapca.adaptation.optimisation import Run
 from ttapca.adaptation.surfaces.trainable import Weights, all_parameters
 from ttapca.methods.method import Assembly, Count, GradientMethod, Seed, Share, register
-from ttapca.methods.views import STRONG, STRONG_COLOURS, Forward, Jitter, images_and_forward
+from ttapca.methods.views import STRONG, STRONG_COLOURS, Forward, images_and_forward
 from ttapca.methods.weights import TaughtSteps, surprise_of, with_values
 
 
@@ -32,14 +22,23 @@ from ttapca.methods.weights import TaughtSteps, surprise_of, with_values
 class CoTTA(GradientMethod):
     """All weights, learned from a slow teacher; some return to the source.
 
+    With theta' the teacher's weights, theta the student's and theta_0 the source's, on each batch:
+
+        target     y' = f_theta'(x), or its mean over views of x if the confidence of f_0 is below
+        student    one step on  - sum_c y'_c log y_c            with y = f_theta(x)
+        teacher    theta' <- m theta' + (1 - m) theta
+        restore    theta <- M theta_0 + (1 - M) theta           M ~ Bernoulli(p) for each weight
+
+    and y' is the prediction. The paper: https://arxiv.org/abs/2203.13591.
+
     Attributes:
-        logits: `before`: the target of the last step, as in the official code; `after`: what the
-            moved teacher says of the batch itself.
-        views: Over how many views the teacher's prediction is averaged. Where there is one for
-            every pixel, views have other colours and are not moved.
+        logits: `before`: the target of the last step, as in the official code; `after`: the moved
+            teacher's prediction for the batch itself.
+        views: Over how many views the teacher's prediction is averaged. If there is one for every
+            pixel, views have other colours and are not moved.
         flip: Whether half of them are mirrored; not for images, such as digits, that then mean
             something else.
-        confidence_below: The teacher is averaged over views where the mean confidence of the source
+        confidence_below: The teacher is averaged over views if the mean confidence of the source
             network is below this.
         teacher_momentum: How much of the teacher stays at each step (m).
         restored_share: Share of the student's weights that return to the source at each step (p).
@@ -88,20 +87,20 @@ class TeacherAndStudent(TaughtSteps):
 
     @torch.no_grad()
     def _target(self, images: Tensor, forward: Forward) -> Tensor:
-        """Return what the teacher says of the images, or on average of their views."""
+        """Return the teacher's logits for the images, or their mean over views."""
         plain = functools.partial(forward, images)
         logits = self._ask(self.start, plain)
         if not logits.softmax(1).amax(1).mean() < self.options.confidence_below:
             return self._ask(self.teacher_weights, plain)
         jitter = STRONG_COLOURS if self.outputs.of_pixels(logits) else self.jitter
-        views = functools.partial(self._mean_over_views, images, forward, jitter)
-        return self._ask(self.teacher_weights, views)
 
-    def _mean_over_views(self, images: Tensor, forward: Forward, jitter: Jitter) -> Tensor:
-        total = forward(jitter(images, self.generator))
-        for _ in range(self.options.views - 1):
-            total = total + forward(jitter(images, self.generator))
-        return total / self.options.views
+        def mean_over_views() -> Tensor:
+            total = forward(jitter(images, self.generator))
+            for _ in range(self.options.views - 1):
+                total = total + forward(jitter(images, self.generator))
+            return total / self.options.views
+
+        return self._ask(self.teacher_weights, mean_over_views)
 
     @torch.no_grad()
     def _restore(self) -> None:

@@ -22,7 +22,7 @@ from ttapca.adaptation.optimisation import (
 from ttapca.adaptation.surfaces import NormAffine
 from ttapca.errors import NonFiniteError, NotEnoughDataError
 from ttapca.methods.method import CLASSES, Assembly, GradientMethod, Positive, register
-from ttapca.support.batches import SourceData, source_batches
+from ttapca.support.inputs import SourceData, source_batches
 from ttapca.support.modules import evaluation_mode
 from ttapca.support.outputs import Outputs, log_softmax, softmax_entropy
 
@@ -37,7 +37,7 @@ class Setting:
     fisher_weight: float
 
 
-FEW_CLASSES = 100  # up to so many, CIFAR's settings serve, beyond them ImageNet's
+FEW_CLASSES = 100  # up to this number CIFAR's settings serve, beyond it ImageNet's
 CIFAR, IMAGENET = Setting(0.4, 1.0), Setting(0.05, 2000.0)
 
 
@@ -46,21 +46,28 @@ CIFAR, IMAGENET = Setting(0.4, 1.0), Setting(0.05, 2000.0)
 class EATA(GradientMethod):
     """Scale and shift of the normalisation layers, learned by the entropy of reliable samples.
 
+    With E the entropy and f(x) the prediction, samples take part if E < E_0 and the cosine of f(x)
+    to the running mean m of the predictions that took part is below epsilon. The loss is
+
+        mean exp(E_0 - E(x)) E(x)  +  beta sum_i omega_i (theta_i - theta_i^0)^2
+
+    over these samples, with exp(.) as a constant, and all moved weights, whose importance omega_i
+    is the diagonal of the Fisher information. A batch without such samples moves nothing. The
+    paper: https://arxiv.org/abs/2204.02610.
+
     The defaults are those of the official code, which returns the logits from before the update.
     Two of them depend on the data: up to 100 classes they are the paper's for CIFAR-10, beyond them
     those for ImageNet. With ImageNet's margin hardly a sample of ten classes takes part: a sure
     prediction of one of ten is already similar to the mean of all. The learning rate is that for
     ImageNet; for CIFAR-10 the paper has 0.005.
 
-    Without source data there is no penalty: the method is then the paper's ETA.
-
     Attributes:
         source: Unlabelled source data for the Fisher information: batches, pairs whose first
             element is a batch, or one tensor of samples. Read once, when the adapter is made.
-        entropy_margin: Samples of lower entropy take part; as a share of the largest, log C.
-        redundancy_margin: Samples take part whose prediction is less similar to the mean one; by
-            default 0.4, and 0.05 for more than 100 classes.
-        fisher_weight: Weight of the penalty; by default 1, and 2,000 for more than 100 classes.
+            Without them there is no penalty: the method is then the paper's ETA.
+        entropy_margin: E_0, as a share of the largest entropy, log C.
+        redundancy_margin: epsilon; by default 0.4, and 0.05 for more than 100 classes.
+        fisher_weight: beta; by default 1, and 2,000 for more than 100 classes.
     """
 
     outputs = CLASSES
@@ -84,15 +91,7 @@ class EATA(GradientMethod):
 
 
 class ReliableSteps(GradientSteps):
-    """Lowers the entropy of chosen samples, and stays near the source where that matters.
-
-    A sample takes part when its entropy E is below a margin, and the similarity |cos(p, m)| of its
-    prediction to the running mean prediction is below another. The loss is
-
-        mean of exp(margin - E) E  +  fisher_weight sum_i F_i (w_i - w_i at the start)^2
-
-    over these samples and all moved weights. A batch without such samples moves nothing.
-    """
+    """Lowers the entropy of reliable samples, and keeps important weights near the source."""
 
     keeps = ("mean",)
     fixed = ("start", "fisher")
@@ -111,26 +110,25 @@ class ReliableSteps(GradientSteps):
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Take the parameters to move, and compute from the source which of them matter."""
         super().bind(model, parameters)
-        if self._source is None:
-            return
-        self.fisher = fisher_information(model, parameters, self._source, self.outputs)
+        if self._source is not None:
+            self.fisher = fisher_information(model, parameters, self._source, self.outputs)
         self._source = None  # an adapter is copied and pickled without the data
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
-        """Return the loss over the samples that take part; None where there are none."""
+        """Return the loss over the samples that take part; None if there are none."""
         del run, inputs, options
         predictions = log_predictions(logits).detach().exp()  # (batch, classes)
         entropy = softmax_entropy(logits)
         if not bool(torch.isfinite(entropy).all()):
             return entropy.mean()  # not finite: the step is skipped, and counted as such
         classes = logits.shape[1]
-        usual = CIFAR if classes <= FEW_CLASSES else IMAGENET
+        setting = CIFAR if classes <= FEW_CLASSES else IMAGENET
         margin = self.entropy_margin * math.log(classes)
         chosen = entropy < margin
         if self.mean is not None:
             self.mean = self.mean.to(predictions)
             similarity = F.cosine_similarity(self.mean.unsqueeze(0), predictions, dim=1)
-            chosen &= similarity.abs() < (self.redundancy_margin or usual.redundancy_margin)
+            chosen &= similarity.abs() < (self.redundancy_margin or setting.redundancy_margin)
         if not bool(chosen.any()):
             return None
         batch_mean = predictions[chosen].mean(0)
@@ -138,7 +136,7 @@ class ReliableSteps(GradientSteps):
             batch_mean if self.mean is None else torch.lerp(batch_mean, self.mean, MEAN_MOMENTUM)
         )
         entropy = entropy[chosen]
-        penalty = (self.fisher_weight or usual.fisher_weight) * self._distance()
+        penalty = (self.fisher_weight or setting.fisher_weight) * self._distance()
         return (torch.exp(margin - entropy.detach()) * entropy).mean() + penalty
 
     def moved(self) -> None:
@@ -146,25 +144,15 @@ class ReliableSteps(GradientSteps):
         self.mean = self._next_mean
 
     def _distance(self) -> Tensor | float:
-        """Return how far the weights are from where they began, counted by how much they matter.
-
-        Without source data nobody knows that, and the distance is 0.
-        """
+        """Return how far important weights are from the source; 0 without source data."""
         if not self.fisher:
             return 0
-        return sum(
-            (importance * (parameter - start).square()).sum()
-            for importance, parameter, start in zip(
-                self.fisher, self.descent.parameters, self.start, strict=True
-            )
-        )
+        weights = zip(self.fisher, self.descent.parameters, self.start, strict=True)
+        return sum((omega * (theta - start).square()).sum() for omega, theta, start in weights)
 
 
 def fisher_information(
-    model: nn.Module,
-    parameters: list[nn.Parameter],
-    source: SourceData,
-    outputs: Outputs | None = None,
+    model: nn.Module, parameters: list[nn.Parameter], source: SourceData, outputs: Outputs
 ) -> list[Tensor]:
     """Return the diagonal of the Fisher information: mean squared gradients of log-likelihoods.
 
@@ -176,7 +164,6 @@ def fisher_information(
         NotEnoughDataError: It yields nothing.
         NonFiniteError: A gradient is not finite.
     """
-    outputs = outputs or Outputs(reads="classes")
     total = [torch.zeros_like(parameter) for parameter in parameters]
     count = 0
     # A loader that shuffles draws from the caller's random state, which is then restored.

@@ -1,12 +1,4 @@
-"""`lame`: correct the outputs of a batch by what its samples have in common.
-
-No parameter of the network moves. With q_i the network's prediction and w_ij the affinity of two
-samples, the assignments z minimise
-
-    sum_i KL(z_i | q_i) - sum_ij w_ij z_i . z_j
-
-by the concave-convex procedure: z_i <- softmax(log q_i + sum_j w_ij z_j), until it converges.
-"""
+"""`lame`: correct the outputs of a batch by the affinity of its samples."""
 
 from __future__ import annotations
 
@@ -32,7 +24,7 @@ from ttapca.support.outputs import Reads
 
 Affinity = Literal["knn", "rbf", "linear"]
 
-# As in the official code: what keeps the logarithm finite, and when the bound has converged.
+# As in the official code: keeps the logarithm finite, and the relative change that is convergence.
 SMALLEST_PROBABILITY = 1e-10
 CONVERGED = 1e-8
 NEIGHBOURS = 5
@@ -42,6 +34,14 @@ NEIGHBOURS = 5
 @dataclass(frozen=True, kw_only=True)
 class LAME(Method):
     """The outputs of a batch, corrected by the affinity of its samples.
+
+    No parameter of the network moves. With q_i the network's prediction and w_ij the affinity of
+    two samples, the assignments z minimise
+
+        sum_i KL(z_i || q_i) - sum_ij w_ij z_i^T z_j
+
+    by the concave-convex procedure: z_i <- softmax(log q_i + sum_j w_ij z_j), until it converges.
+    The paper: https://arxiv.org/abs/2201.05718.
 
     Attributes:
         affinity: `knn`: 1 for each of the nearest neighbours, else 0; `rbf`: a Gaussian of the
@@ -105,48 +105,33 @@ class LaplacianCorrection(Mover):
         if not (torch.isfinite(own).all() and torch.isfinite(features).all()):
             self.skipped += 1
             return own
-        given = self.options
-        affinities = affinities_of(features, given.affinity, given.neighbours or NEIGHBOURS)
-        affinities = affinities.to(own.dtype)
-        if given.symmetric:
+        affinities = self._affinities(features).to(own.dtype)
+        if self.options.symmetric:
             affinities = (affinities + affinities.T) / 2
-        return agreed(own, affinities, given.iterations)
+        return agreed(own, affinities, self.options.iterations)
+
+    def _affinities(self, features: Tensor) -> Tensor:
+        """Return w for features of shape (batch, d), whose direction alone counts."""
+        directions = F.normalize(features, dim=-1)
+        if self.options.affinity == "linear":
+            return directions @ directions.T
+        # By differences: the quicker way by scalar products cannot tell near neighbours apart.
+        distances = torch.cdist(
+            directions, directions, compute_mode="donot_use_mm_for_euclid_dist"
+        )  # (batch, batch)
+        neighbours = self.options.neighbours or NEIGHBOURS
+        if self.options.affinity == "rbf":
+            nearest = distances.topk(min(neighbours, len(distances)), largest=False).values
+            width = nearest[:, -1].mean().clamp_min(torch.finfo(distances.dtype).eps)
+            return torch.exp(-distances.square() / (2 * width.square()))
+        others = distances.fill_diagonal_(float("inf"))
+        count = min(neighbours, len(distances) - 1)
+        index = others.topk(count, largest=False).indices  # (batch, neighbours)
+        return torch.zeros_like(distances).scatter_(1, index, 1.0)
 
 
-def affinities_of(features: Tensor, kind: Affinity = "knn", neighbours: int = NEIGHBOURS) -> Tensor:
-    """Return how much each two samples have in common, shape (batch, batch).
-
-    Args:
-        features: Shape (batch, d); their direction alone counts.
-        kind: `knn`: 1 for each of the nearest neighbours of a sample, else 0; `rbf`: a Gaussian of
-            the distance, as wide as the mean distance to the last neighbour; `linear`: the cosine.
-        neighbours: How many, for `knn` and `rbf`.
-    """
-    directions = F.normalize(features, dim=-1)  # (batch, d)
-    if kind == "linear":
-        return directions @ directions.T
-    # By differences: the quicker way by scalar products cannot tell near neighbours apart.
-    distances = torch.cdist(
-        directions, directions, compute_mode="donot_use_mm_for_euclid_dist"
-    )  # (batch, batch)
-    if kind == "rbf":
-        nearest = distances.topk(min(neighbours, len(distances)), largest=False).values
-        width = nearest[:, -1].mean().clamp_min(torch.finfo(distances.dtype).eps)
-        return torch.exp(-distances.square() / (2 * width.square()))
-    others = distances.fill_diagonal_(float("inf"))
-    count = min(neighbours, len(distances) - 1)
-    index = others.topk(count, largest=False).indices  # (batch, neighbours)
-    return torch.zeros_like(distances).scatter_(1, index, 1.0)
-
-
-def agreed(own: Tensor, affinities: Tensor, iterations: int = 100) -> Tensor:
-    """Iterate until the bound converges, and return log-probabilities of the assignments.
-
-    Args:
-        own: Log-probabilities that the network predicts (log q), shape (batch, classes).
-        affinities: See `affinities_of`.
-        iterations: How many there may be.
-    """
+def agreed(own: Tensor, affinities: Tensor, iterations: int) -> Tensor:
+    """Return log-probabilities of the assignments, given those of the network: (batch, classes)."""
     unary = torch.log(own.exp() + SMALLEST_PROBABILITY)
     assigned = unary.log_softmax(1)
     last = float("inf")

@@ -1,12 +1,4 @@
-"""`memo`: adapt to one image at a time, so that all its views are predicted alike.
-
-For each image, from the source weights: with p(y | x_b) the predictions for views x_1 .. x_B and
-
-    q = mean_b p(. | x_b),    loss = - sum_y q(y) log q(y)
-
-one step of all weights on the loss, then the prediction for the image itself. The other images of
-the batch play no part.
-"""
+"""`memo`: adapt to one image at a time, so that all its views are predicted alike."""
 
 from __future__ import annotations
 
@@ -39,12 +31,19 @@ from ttapca.support.outputs import log_softmax
 class MEMO(GradientMethod):
     """All weights, learned for each image by the entropy over its views.
 
+    For each image x, from the source weights theta, with views x_1 .. x_B of it: one step on
+
+        l(theta; x) = - sum_y p(y) log p(y)          p(y) = 1/B sum_i p_theta(y | x_i)
+
+    then the prediction for x itself. The other images of the batch play no part. The paper:
+    https://arxiv.org/abs/2110.09506.
+
     The learning rate is that of the official code for CIFAR-10. There all views of an image count
     as one sample in BatchNorm: `statistics=1 / (1 + n)` mixes them with a source that counts for n
     samples.
 
     Attributes:
-        views: How many views of each image.
+        views: How many views of each image (B).
         flip: Whether half of them are mirrored; not for images, such as digits, that then mean
             something else.
         seed: Draws the views.
@@ -93,14 +92,9 @@ class MarginalEntropySteps(Stepper):
         def loss() -> Tensor:
             given = self.options
             views = mixed_views(image, given.views, self.generator, flip=given.flip)
-            logits = forward(views)
+            logits = forward(views)  # (views, classes, ...)
             refuse_pixels("memo", self.outputs, logits, "Choose `tent`, `sar` or `cotta`.")
-            return _marginal_entropy(logits)
+            log_mean = log_softmax(logits).logsumexp(0) - math.log(len(logits))
+            return -(log_mean.exp() * log_mean).sum(0).mean()
 
         return self.step_and_predict(loss, functools.partial(forward, image))
-
-
-def _marginal_entropy(logits: Tensor) -> Tensor:
-    """Return the entropy of the mean prediction of views, given as (views, classes, ...)."""
-    log_mean = log_softmax(logits).logsumexp(0) - math.log(len(logits))  # (classes, ...)
-    return -(log_mean.exp() * log_mean).sum(0).mean()

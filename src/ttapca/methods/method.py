@@ -7,9 +7,9 @@ A method is a frozen dataclass, registered where it is defined:
     class Tent(GradientMethod):
         'Scale and shift of the normalisation layers, learned by entropy.'
 
-Its docstring begins with its summary, its fields are its options, and the type of a field says
-which values are allowed. Checks, `ttapca methods`, the tables of the docs and the glossary of a
-report are made from that.
+Its docstring begins with its summary and has the formula and the address of its paper, its fields
+are its options, and the type of a field says which values are allowed. Checks, `ttapca methods`,
+the tables of the docs and the glossary of a report are made from that.
 """
 
 from __future__ import annotations
@@ -46,18 +46,8 @@ from ttapca._checks import (
     Whole,
     check_option,
 )
-from ttapca.adaptation.optimisation import (
-    DEFAULT_LEARNING_RATE,
-    Logits,
-    Mover,
-    adam,
-)
-from ttapca.adaptation.surfaces import (
-    BatchNormStatistics,
-    SpectralGains,
-    StreamStatistics,
-    Surface,
-)
+from ttapca.adaptation.optimisation import DEFAULT_LEARNING_RATE, Logits, Mover, adam
+from ttapca.adaptation.surfaces import BatchNormStatistics, SpectralGains, StreamStatistics, Surface
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.spectral.constants import CONSTANTS, Constants
@@ -66,8 +56,7 @@ from ttapca.spectral.source_classes import SourceClasses
 from ttapca.support.outputs import OutputKind
 
 SourceNeed = Literal["model", "data", "training"]
-# Kinds of outputs, for `Method.outputs`: of anything that is or is not so, and of classes that
-# exclude each other.
+# For `Method.outputs`: kinds that have probabilities, and those of classes that exclude each other.
 PROBABILITIES: tuple[OutputKind, ...] = ("multiclass", "binary", "multilabel")
 CLASSES: tuple[OutputKind, ...] = ("multiclass", "binary")
 NAMED_STATISTICS = {"source": 0.0, "batch": 1.0}
@@ -90,8 +79,8 @@ class Mixture:
         first: Weight of a large batch that has surely shifted, in the first layer.
         last: The same in the last layer; in between it changes evenly.
         prior: Size of a batch that weighs half as much as a large one.
-        layer_norm: Whether channels of LayerNorm are mixed as well, where a closed-form filter
-            knows them. By default only where a method looks at the classes of a stream: shuffled
+        layer_norm: Whether channels of LayerNorm are mixed as well, if a closed-form filter
+            knows them. By default only if a method looks at the classes of a stream: shuffled
             streams gain from it, but without that look, streams ordered by class lose.
         alone: Weight of a single image that is very unusual, in every BatchNorm layer; a usual one
             has none. It fades as more images come, and more than `prior` have none. With
@@ -122,8 +111,8 @@ class Assembly:
 
     Attributes:
         surfaces: What may change.
-        mover: What moves them; None where they compute their own state in the forward pass.
-        memory: After this many samples, what was seen of a stream counts 1 / e.
+        mover: What moves them; None if they compute their own state in the forward pass.
+        memory: After this many samples, an image of a stream counts 1 / e.
     """
 
     surfaces: list[Surface]
@@ -156,11 +145,7 @@ class Method:
         raise NotImplementedError
 
     def for_outputs(self, kind: OutputKind | None) -> Method:
-        """Return the method as it serves a model whose outputs mean this.
-
-        Raises:
-            OptionError: It cannot serve them.
-        """
+        """Return the method for outputs of this kind; raise `OptionError` if it serves none."""
         check_option("outputs", kind, Maybe(OneOf(get_args(OutputKind))))
         if kind is None or kind in self.outputs:
             return self
@@ -172,7 +157,7 @@ class Method:
         )
 
     def refuse(self, option: str, because: str) -> None:
-        """Raise `OptionError` where an option was given that would have no effect."""
+        """Raise `OptionError` if an option was given that would have no effect."""
         if getattr(self, option) is not None:
             raise OptionError(f"`{option}` would have no effect: {because}. Leave it out.")
 
@@ -216,12 +201,9 @@ class GradientMethod(Method):
     def assembly(
         self, *moved: Surface, mover: Mover, statistics: Sequence[Surface] | None = None
     ) -> Assembly:
-        """Return statistics, what is moved, and the gains of a filter where there is one.
+        """Return statistics, the surfaces that steps move, and the gains of a filter if given.
 
-        Args:
-            *moved: What gradient steps move.
-            mover: What takes them.
-            statistics: Statistics of the method's own, in place of those that the option chooses.
+        Statistics of the method's own take the place of those that the option chooses.
         """
         gain = self.gain or "relu"
         below = [] if self.filter is None else [SpectralGains(self.filter, gain)]
@@ -245,10 +227,8 @@ def statistics_surfaces(
         statistics: `source`, `batch`, the weight of the batch, or `mixed`: a weight that rises with
             the size of the batch, with the depth of the layer, and with how surely a closed-form
             filter sees a shift; a `Mixture` says how.
-        below: The filters. Where one knows the channels of GroupNorm or LayerNorm layers, `mixed`
-            mixes these.
-        classes: What the classes of a batch explain is taken out of statistics by this; None if
-            nobody looks at classes.
+        below: The filters. `mixed` also mixes the GroupNorm or LayerNorm layers that they know.
+        classes: Takes the part that the classes of a batch explain out of statistics.
         constants: See `ttapca.spectral.constants`.
 
     Raises:
@@ -275,8 +255,6 @@ def statistics_surfaces(
         StreamStatistics(
             ends,
             prior=prior,
-            # GroupNorm and LayerNorm normalise every image by itself already: nothing is to be
-            # gained from one alone.
             alone=statistics.alone * _share_alone(closed, constants),
             source=known | tokens if mixes_tokens else known,
             classes=classes,
@@ -286,18 +264,18 @@ def statistics_surfaces(
 
 
 def _share_alone(closed: Sequence[SpectralGains], constants: Constants) -> float:
-    """Return which share of its weight a single image has, given what the network predicts.
+    """Return the share of its weight that a single image has, by the number of classes.
 
     The more classes there are, the less it takes to mistake one for another: with a hundred of
-    them, the full weight cost clean images three points. Where nobody knows how many there are, or
-    what images are unusual, a single image has no weight.
+    them, the full weight cost clean images three points. If their number is unknown, a single image
+    has no weight.
     """
     known = next((each.classes for each in closed if each.classes is not None), None)
     return 0.0 if known is None else min(1.0, constants.few_classes / len(known.shares))
 
 
 def needed_filter(given: object) -> FittedFilter:
-    """Return the filter of a method that needs one; raise `OptionError` where there is none."""
+    """Return the filter of a method that needs one; raise `OptionError` if there is none."""
     if not isinstance(given, FittedFilter):
         found = "none" if given is None else f"a {type(given).__name__}"
         raise OptionError(
@@ -359,12 +337,7 @@ class Registration:
         return {name: rules[name] for name in self.options}
 
     def check_names(self, names: Sequence[str], beside: Sequence[str] = ()) -> None:
-        """Raise `OptionError` for an option that the method does not have.
-
-        Args:
-            names: The names of the options.
-            beside: Arguments that the caller takes for every method.
-        """
+        """Raise `OptionError` for an option that is neither the method's nor one of `beside`."""
         known = list(self.options)
         for name in names:
             if name not in known:
@@ -376,7 +349,7 @@ class Registration:
                 )
 
     def make(self, **options: Any) -> Method:
-        """Return the method with these options; raise `OptionError` where one makes no sense."""
+        """Return the method with these options; raise `OptionError` if one makes no sense."""
         self.check_names(list(options))
         return self.method(**{**self.preset, **options})
 
@@ -402,15 +375,10 @@ def register(
     fixed: Mapping[str, Any] | None = None,
     **preset: Any,
 ) -> Callable[[AnyMethod], AnyMethod]:
-    """Give a method a name.
+    """Give a method a name; see `Registration`.
 
-    Args:
-        name: Such as `tent`.
-        summary: One line for a person; the first of the docstring by default.
-        paper: Where it was published.
-        needs: See `Registration`.
-        fixed: Options that the name sets and that cannot be changed.
-        **preset: Other defaults under this name.
+    The summary is by default the first paragraph of its docstring; `fixed` holds options that the
+    name sets and that cannot be changed, `preset` other defaults under this name.
     """
 
     def registered(method: AnyMethod) -> AnyMethod:

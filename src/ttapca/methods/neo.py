@@ -1,10 +1,4 @@
-"""`neo`: move the mean of the features before the classifier to the origin.
-
-With f the features that the classifier takes, and m the mean of all features of the stream so far,
-those of the batch included, the classifier takes f - m. Nothing is learned, and nothing is known of
-the source: a network whose classes are well separated has features with mean 0 in all, and a shift
-of the images moves all features by about the same vector.
-"""
+"""`neo`: move the mean of the features before the classifier to the origin."""
 
 from __future__ import annotations
 
@@ -34,13 +28,22 @@ from ttapca.support.outputs import Reads
 from ttapca.support.tensors import at_least_float32
 from ttapca.support.wrapping import Wrapper
 
-CENTRE = "centre"  # the name under which a stream keeps the mean, and of how many rows it is
+CENTRE = "centre"  # the name under which a stream keeps the mean and its number of rows
 
 
 @register("neo", paper="Murphy et al. (ICLR 2026)")
 @dataclass(frozen=True, kw_only=True)
 class NEO(Method):
     """The features before the classifier, re-centred at the origin; no gradient.
+
+    With h the features that the classifier takes, and mu the mean of all features of the stream so
+    far, those of the batch included, the logits are
+
+        W (h - mu) + b
+
+    Nothing is learned, and nothing is known of the source: a network whose classes are well
+    separated has features with mean 0 in all, and a shift of the images moves all features by about
+    the same vector. The paper: https://arxiv.org/abs/2510.05635.
 
     Attributes:
         momentum: Weight of a batch in the mean, for streams whose condition changes (the paper's
@@ -63,12 +66,13 @@ class NEO(Method):
 
 
 class CentredFeatures(Surface):
-    """Takes the mean of the stream from what the classifier takes.
+    """Takes the mean of the stream from the classifier's input.
 
-    A pass that nobody announced uses the mean as it is, and learns nothing from it.
+    A pass outside of an adapter's call uses the mean as it is, and adds nothing to it.
 
     Attributes:
         path: Dotted path of the classifier.
+        n_logits: How many a classifier makes that was found, not named; None if unknown.
         called: Whether the classifier was called since this was last set to False.
     """
 
@@ -77,6 +81,7 @@ class CentredFeatures(Surface):
         self.momentum = options.momentum
         self.given = options.classifier
         self.path = ""
+        self.n_logits: int | None = None
         self.called = False
         self.stream = Stream()
 
@@ -85,6 +90,8 @@ class CentredFeatures(Surface):
         super().attach(model, stream)
         layer = find_classifier(model, self.given)
         self.path = path_of(model, layer)
+        if self.given is None and isinstance(layer, nn.Linear):
+            self.n_logits = layer.out_features
         self.stream = stream or Stream()
         self.stream.declare(CENTRE, (None, 0))
         self.patches.wrap(layer, CentredLayer(self, layer))
@@ -158,29 +165,21 @@ class CentredPass(Mover):
     def __init__(self, features: CentredFeatures) -> None:
         super().__init__()
         self.features = features
-        self._layer: nn.Module | None = None  # where it was not named, but found
-
-    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
-        """Remember the classifier that was found."""
-        del parameters
-        self._layer = None if self.features.given else find_classifier(model, None)
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Return the logits for one batch."""
         self.features.called = False
         logits = run(*inputs, **options)
-        path = self.features.path
+        path, made = self.features.path, self.features.n_logits
         if not self.features.called:
             raise LayerOutputError(
                 f"The classifier is called in every forward pass; `{path}` was not. Name the layer "
                 "that makes the logits with `classifier=`."
             )
-        if isinstance(self._layer, nn.Linear):
-            made, returned = self._layer.out_features, self.outputs.count(logits)
-            if made != returned:
-                raise LayerOutputError(
-                    f"The classifier makes the logits; the last `nn.Linear` of the model, `{path}`,"
-                    f" has {made} outputs, and there are {returned} logits. Name the right layer "
-                    f'with `classifier=`, or insist: `classifier="{path}"`.'
-                )
+        if made not in (None, self.outputs.count(logits)):
+            raise LayerOutputError(
+                f"The classifier makes the logits; the last `nn.Linear` of the model, `{path}`, "
+                f"has {made} outputs, and there are {self.outputs.count(logits)} logits. Name the "
+                f'right layer with `classifier=`, or insist: `classifier="{path}"`.'
+            )
         return logits

@@ -1,17 +1,4 @@
-"""`pea`: whiten the features of every block, and colour them as in the source.
-
-Two forward passes for each batch. The first finds how far block l is from the source, with mean m
-and variance v of its channels, and from that a weight:
-
-    d_l = |m_source - m_batch| + |v_source - v_batch|        w_l = (d_l - min d) / (max d - min d)
-
-The second replaces, from block to block, features f by
-
-    (1 - w_l) f + w_l ((f - m) S^-1/2 S_source^1/2 + m_source)
-
-with running averages m and S of mean and covariance of the features that reach the block in second
-passes. Covariances are those within groups of channels.
-"""
+"""`pea`: whiten the features of every block, and colour them as in the source."""
 
 from __future__ import annotations
 
@@ -33,8 +20,8 @@ from ttapca.methods.method import PROBABILITIES, Assembly, Count, Method, Positi
 from ttapca.methods.views import images_and_forward, refuse_pixels
 from ttapca.spectral.moments import Moments
 from ttapca.spectral.stream import Stream
-from ttapca.support.batches import SourceData, source_batches
 from ttapca.support.channel_moments import channel_moments
+from ttapca.support.inputs import SourceData, source_batches
 from ttapca.support.modules import device_and_dtype, evaluation_mode, find_layer
 from ttapca.support.outputs import Reads, softmax_entropy
 from ttapca.support.tensors import at_least_float32
@@ -58,6 +45,19 @@ NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 class PEA(Method):
     """Features of every block, aligned to mean and covariance of the source; no gradient.
 
+    Two forward passes for each batch. The first finds the distance of block l from the source, with
+    mean mu and variance sigma^2 of its channels (s: source, t: batch), and from that a weight:
+
+        d_l = |mu_s - mu_t| + |sigma_s^2 - sigma_t^2|        w_l = (d_l - min d) / (max d - min d)
+
+    The second replaces, from block to block, features z by
+
+        (1 - w_l) z + w_l ((z - mu) Sigma^-1/2 Sigma_s^1/2 + mu_s)
+
+    with running averages mu and Sigma of mean and covariance of the features that reach the block
+    in second passes. Covariances are those within groups of channels. The paper's code:
+    https://github.com/TheMaXiao/PEA_TTA.
+
     All defaults are those of the official code for a ResNet on CIFAR.
 
     Attributes:
@@ -67,7 +67,7 @@ class PEA(Method):
             or transformer blocks, and in a network without blocks all normalisation layers.
         group_size: Channels within a group; the official code has all 768 of a ViT in one.
         momentum: Weight of a batch in the running averages.
-        smoothing: Weight of a batch in what is usual for drift and entropy (alpha).
+        smoothing: Weight of a batch in the usual drift and entropy (alpha).
         drift_factor: A batch whose mean is this many times farther away than usual replaces the
             running averages (gamma).
         entropy_jump: Everything is forgotten after a batch whose mean entropy, in nats, is above
@@ -103,9 +103,9 @@ class PEA(Method):
 
 
 class Alignment(Surface):
-    """Aligns the features after some layers; the mover says what a pass is for.
+    """Aligns the features after some layers; the mover announces each pass.
 
-    A pass that nobody announced aligns with what is known so far, and learns nothing from it.
+    A pass outside of an adapter's call aligns by the averages so far, and adds nothing to them.
     """
 
     def __init__(self, options: PEA) -> None:
@@ -119,7 +119,7 @@ class Alignment(Surface):
         self.stream = Stream()
         self._source = options.source
         self._phase: Phase = "idle"
-        self._distances: dict[int, float] = {}
+        self._distances: list[float] = []
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Measure the source, and take over the layers."""
@@ -139,8 +139,8 @@ class Alignment(Surface):
                 "variance": torch.cat([each.covariance.diagonal() for each in groups]),
                 "root": torch.block_diag(*roots),  # type: ignore[no-untyped-call]
             }
-            for what, tensor in here.items():
-                self.register_buffer(f"{what}_{number}", tensor.to(dtype).contiguous())
+            for name, tensor in here.items():
+                self.register_buffer(f"{name}_{number}", tensor.to(dtype).contiguous())
         self._source = None  # an adapter is copied and pickled without the data
         self.stream = stream or Stream()
         self.stream.declare("weights", None)
@@ -184,18 +184,20 @@ class Alignment(Surface):
 
     def measure(self, run: Callable[[], object]) -> None:
         """Find the weight of each layer from a pass of the model as it is."""
-        self._distances = {}
+        self._distances = [0.0] * len(self.paths)
         self._during("measure", run)
-        found = [self._distances.get(number, 0.0) for number in range(len(self.paths))]
-        self.stream.write("weights", _spread(found))
-        self.stream.left_out |= not all(map(math.isfinite, found))
+        finite = all(map(math.isfinite, self._distances))
+        self.stream.write(
+            "weights", _weights(self._distances) if finite else (0.0,) * len(self.paths)
+        )
+        self.stream.left_out |= not finite
 
     def align(self, run: Callable[[], Result]) -> Result:
         """Run a pass whose features are taken into the running averages, and aligned."""
         return self._during("align", run)
 
     def watch(self, logits: Tensor) -> None:
-        """Follow the entropy of predictions, and forget everything where it jumps."""
+        """Follow the entropy of predictions, and forget everything if it jumps."""
         entropy = float(softmax_entropy(logits).mean())
         usual = self.stream.past("usual entropy")
         if usual is None:
@@ -236,25 +238,20 @@ class Alignment(Surface):
             return output
         return _as_before(self._aligned(number, rows, weight), layer, output)
 
-    def _source_of(self, what: Literal["mean", "variance", "root"], number: int) -> Tensor:
-        """Return what was measured on the source after a layer; see `attach`."""
-        measured: Tensor = getattr(self, f"{what}_{number}")
-        return measured
-
     def _distance(self, number: int, features: Tensor) -> float:
         """Return how far the features after a layer are from the source (d_l)."""
         mean, variance = channel_moments(features)
         count = features.numel() // len(mean)
         variance = variance * (count / max(1, count - 1))
-        source_mean = self._source_of("mean", number).to(features)
-        source_variance = self._source_of("variance", number).to(features)
+        source_mean = self.get_buffer(f"mean_{number}").to(features)
+        source_variance = self.get_buffer(f"variance_{number}").to(features)
         return float((source_mean - mean).norm() + (source_variance - variance).norm())
 
     def _aligned(self, number: int, rows: Tensor, weight: float) -> Tensor:
         """Return rows of channels after a layer, aligned to the source by its weight (w_l)."""
         mean, covariances, _ = self.stream.now(f"features/{number}")
-        source_mean = self._source_of("mean", number).to(rows)
-        root = self._source_of("root", number).to(rows)
+        source_mean = self.get_buffer(f"mean_{number}").to(rows)
+        root = self.get_buffer(f"root_{number}").to(rows)
         aligned = torch.empty_like(rows)
         for group, covariance in zip(self._groups(rows.shape[1]), covariances, strict=True):
             whitened = _power(covariance.to(rows), -0.5, least=SMALLEST_VARIANCE)
@@ -370,11 +367,7 @@ def blocks_of(model: nn.Module) -> list[str]:
 
 
 def features_of(layer: nn.Module, output: Any, path: str) -> Tensor:
-    """Return the features after a layer in shape (samples, channels, ...).
-
-    Raises:
-        LayerOutputError: The layer does not return one tensor of features.
-    """
+    """Return the features after a layer in shape (samples, channels, ...)."""
     if not isinstance(output, Tensor) or output.dim() < 2 or not output.is_floating_point():
         found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output)
         raise LayerOutputError(
@@ -413,11 +406,9 @@ def _middle(images: Tensor) -> Tensor:
     return F.interpolate(middle, size=(height, width), mode="bilinear", align_corners=False)
 
 
-def _spread(distances: list[float]) -> tuple[float, ...]:
+def _weights(distances: list[float]) -> tuple[float, ...]:
     """Return weights from 0 for the least distance to 1 for the largest; a lone one weighs 1."""
     least, most = min(distances), max(distances)
-    if not all(map(math.isfinite, distances)):
-        return tuple(0.0 for _ in distances)
     if len(distances) == 1:
         return (1.0,)
     return tuple((each - least) / (most - least) if most > least else 0.0 for each in distances)

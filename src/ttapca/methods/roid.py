@@ -17,7 +17,7 @@ from ttapca.errors import ShapeError
 from ttapca.methods.method import CLASSES, Assembly, GradientMethod, Positive, Seed, register
 from ttapca.methods.slr import soft_likelihood_ratio
 from ttapca.methods.views import Jitter
-from ttapca.support.modules import map_first_tensor
+from ttapca.support.inputs import map_first_tensor
 from ttapca.support.outputs import log_softmax
 
 # In place of the official chain of colour, affine and noise transformations.
@@ -32,11 +32,20 @@ LARGEST_PROBABILITY = 0.99  # where likelihood ratios are clipped
 class ROID(GradientMethod):
     """Scale and shift, learned by weighted likelihood ratios and pulled to the source.
 
+    With `prediction_weights` w_i, the loss of a batch of n samples is
+
+        1/n sum_i w_i (SLR(y_i) + SCE(y_i, y of another view of x_i))
+        SLR(y) = - sum_c y_c log(y_c / (1 - y_c))
+
+    with SCE the symmetric cross-entropy between two predictions. After each step the weights
+    become m theta + (1 - m) theta_0, with theta_0 the source's, and predictions y are corrected by
+    their class prior p: y_c p_c / sum_k y_k p_k. The paper: https://arxiv.org/abs/2306.00650.
+
     All defaults are those of the official code, the learning rate for CIFAR-10-C. It returns the
     logits from before the update.
 
     Attributes:
-        source_momentum: Share of the adapted weights after each step; the rest is the source's.
+        source_momentum: Share of the adapted weights after each step (m).
         temperature: Temperature of the samples' weights; low ones prefer few samples.
         consistency: Whether an image and another view of it are to be predicted alike.
         class_prior_correction: Whether predictions are weighted by the batch's own class marginal.
@@ -63,16 +72,7 @@ class ROID(GradientMethod):
 
 
 class EnsembledSteps(GradientSteps):
-    """Likelihood ratios of samples weighted by certainty and diversity, pulled to the source.
-
-    With `prediction_weights` w_i, the loss of a batch of n is
-
-        1/n sum_i w_i (SLR(x_i) + SCE(x_i, view of x_i))
-
-    where SLR is the soft likelihood ratio and SCE the symmetric cross-entropy between the
-    predictions for an image and for another view of it. After each step the moved weights become
-    momentum times themselves plus (1 - momentum) times where they started.
-    """
+    """Lowers the weighted loss of `ROID`, and pulls the weights to the source."""
 
     keeps = ("mean",)
     remembers_start = True
@@ -122,13 +122,13 @@ def prediction_weights(predictions: Tensor, mean: Tensor, temperature: float) ->
     """Return how much each sample counts, shape (batch,): exp(diversity certainty / temperature).
 
     Diversity is 1 - cos(prediction, mean prediction), certainty the negative entropy, each scaled
-    to [0, 1] over the batch (to 0 where all samples are equal, so that each then counts 1). Samples
+    to [0, 1] over the batch (to 0 if all samples are equal, so that each then counts 1). Samples
     whose diversity is below the batch's mean count 0.
 
     Args:
         predictions: Shape (batch, classes).
         mean: Running mean prediction, shape (classes,).
-        temperature: Above 0.
+        temperature: Low ones prefer few samples.
 
     Example:
         >>> predictions = torch.tensor([[0.9, 0.1], [0.1, 0.9]])

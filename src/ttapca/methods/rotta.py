@@ -1,15 +1,4 @@
-"""`rotta`: a slow teacher and its student learn from a memory that is balanced and recent.
-
-Samples arrive one by one. The memory takes each in by the class that the teacher predicts, and lets
-go of the sample that is oldest and least certain in the class it has most of. After every so many
-samples, with a_i the age of sample i in the memory over its capacity:
-
-    student    one step on  mean_i  sigmoid(-a_i) cross-entropy(student(strong view of x_i), y_i)
-               where y_i = softmax(teacher(x_i))
-    teacher    t <- m t + (1 - m) s
-
-BatchNorm has statistics that move slowly, and only by samples of the memory. The teacher predicts.
-"""
+"""`rotta`: a slow teacher and its student learn from a memory that is balanced and recent."""
 
 from __future__ import annotations
 
@@ -59,6 +48,17 @@ Who = Literal["student", "teacher"]
 @dataclass(frozen=True, kw_only=True)
 class RoTTA(GradientMethod):
     """Scale and shift, learned from a slow teacher on a balanced memory of recent samples.
+
+    Samples arrive one by one. The memory takes each in by the class that the teacher predicts, and
+    lets go of the sample that is oldest and least certain in the class it has most of. After every
+    `update_every` samples, with A_i the age of sample i in the memory over its capacity:
+
+        student      one step on  mean_i E(A_i) cross-entropy(f_S(strong view of x_i), f_T(x_i))
+                     with E(A) = exp(-A) / (1 + exp(-A))
+        teacher      theta_T <- (1 - nu) theta_T + nu theta_S
+        BatchNorm    mu <- (1 - alpha) mu + alpha mu of the memory        sigma^2 likewise
+
+    The teacher predicts. The paper: https://arxiv.org/abs/2303.13899.
 
     All defaults are those of the official code. Nothing is learned before `update_every` samples
     have come, so that it makes sense on streams only, not for episodic batches.
@@ -122,12 +122,7 @@ class Sample(NamedTuple):
 
 
 class Memory:
-    """A bank of samples that is balanced over predicted classes.
-
-    Args:
-        options: Its capacity, and what age and uncertainty count.
-        classes: The number of classes.
-        samples: What it holds, in the order of arrival.
+    """A bank of samples in the order of arrival, balanced over predicted classes.
 
     Example:
         >>> memory = Memory(RoTTA(capacity=2), classes=2)
@@ -149,7 +144,7 @@ class Memory:
         self.samples = [each._replace(age=each.age + 1) for each in self.samples]
 
     def _makes_room_for(self, sample: Sample) -> bool:
-        """Return whether there is room for a sample, once a worse one was let go if need be."""
+        """Return whether there is room for a sample, after letting go of a worse one if needed."""
         held = Counter(each.label for each in self.samples)
         crowded = {sample.label}
         if held[sample.label] < self.options.capacity / self.classes:
@@ -170,11 +165,9 @@ class Memory:
 
     def _badness(self, sample: Sample) -> float:
         """Return a number that grows with age and uncertainty."""
-        old = 1 / (1 + math.exp(-sample.age / self.options.capacity))
-        return (
-            self.options.timeliness_weight * old
-            + self.options.uncertainty_weight * sample.uncertainty
-        )
+        given = self.options
+        old = 1 / (1 + math.exp(-sample.age / given.capacity))
+        return given.timeliness_weight * old + given.uncertainty_weight * sample.uncertainty
 
     def by_class(self) -> list[Sample]:
         """Return the samples of one class after the other."""
@@ -185,10 +178,7 @@ class SlowStatistics(Surface):
     """BatchNorm with running statistics of the stream, one set for student and teacher each.
 
     They start as the model's own. In a pass that learns, the statistics of its samples first move
-    them, and gradients pass through that share; in any other pass they stay.
-
-    Args:
-        momentum: Weight of the samples of a pass that learns.
+    them by `momentum`, and gradients pass through that share; in any other pass they stay.
     """
 
     def __init__(self, momentum: float) -> None:
@@ -265,7 +255,7 @@ class MemorySteps(TaughtSteps):
 
     Attributes:
         memory: The samples that are held, as plain tuples, which can be saved; see `Sample`.
-        seen: How many samples have come.
+        seen: The number of samples that have come.
     """
 
     keeps = ("memory", "seen", "teacher")
@@ -316,7 +306,7 @@ class MemorySteps(TaughtSteps):
         self.memory = tuple(tuple(sample) for sample in memory.samples)
 
     def _learn(self, samples: Sequence[Sample], forward: Forward) -> bool:
-        """Take all steps on these samples; return False where a loss is not finite."""
+        """Take all steps on these samples; return False if a loss is not finite."""
         images = torch.stack([sample.image for sample in samples])
         ages = torch.tensor([sample.age for sample in samples], dtype=torch.float64)
         weights = torch.sigmoid(-ages / self.options.capacity)

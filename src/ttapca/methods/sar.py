@@ -1,13 +1,4 @@
-"""`sar`: lower the entropy of reliable samples where it is flat, and recover from collapse.
-
-With E the entropy and S the samples whose entropy is below E0 = 0.4 ln C, one step is
-
-    probe    e = rho g / |g|,   g = gradient of mean_S E(theta)
-    step     theta <- theta - lr * gradient of mean_{S, E < E0} E(theta + e)
-
-and theta returns to the source when the moving average of the second loss falls below 0.2: the
-network is then about to predict the same class for everything.
-"""
+"""`sar`: lower the entropy of reliable samples at its flat places, and recover from collapse."""
 
 from __future__ import annotations
 
@@ -39,6 +30,16 @@ TINY = 1e-12  # added to the length of a gradient, which may be zero
 class SAR(GradientMethod):
     """Scale and shift, learned by the entropy of reliable samples at the worst point nearby.
 
+    With E the entropy, and S the samples whose entropy is below E_0 = 0.4 ln C for C classes, one
+    step is
+
+        probe    eps = rho g / |g|           g = gradient of mean_S E(x; theta)
+        step     theta <- theta - eta * gradient of mean_{S, E < E_0} E(x; theta + eps)
+
+    and theta returns to the source when the moving average of the second loss falls below 0.2: the
+    network is then about to predict the same class for everything. The paper:
+    https://arxiv.org/abs/2302.12400.
+
     Attributes:
         entropy_margin: Samples of lower entropy are reliable; as a share of the largest, ln C.
         radius: How far the probe goes (rho).
@@ -62,7 +63,7 @@ class SAR(GradientMethod):
 
 
 class SharpnessAwareSteps(Stepper):
-    """Lowers the entropy of reliable samples at the worst point nearby.
+    """See `SAR`.
 
     Attributes:
         recoveries: How often the weights returned to the source.
@@ -83,7 +84,7 @@ class SharpnessAwareSteps(Stepper):
         return f"{super().__repr__()}, recoveries={self.recoveries}"
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
-        """Predict, and step where there are reliable samples."""
+        """Predict, and step if there are reliable samples."""
         again = functools.partial(run, *inputs, **options)
         for _ in range(self.steps):
             logits = again()
@@ -97,7 +98,7 @@ class SharpnessAwareSteps(Stepper):
             return again()
 
     def _step(self, logits: Tensor, again: Callable[[], Tensor]) -> Tensor | None:
-        """Take one step and return its loss, or None where nothing moved."""
+        """Take one step and return its loss, or None if nothing moved."""
         entropies = softmax_entropy(logits)  # (batch, ...)
         limit = self.options.entropy_margin * math.log(logits.shape[1])
         if not torch.isfinite(entropies).all():

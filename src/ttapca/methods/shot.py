@@ -36,6 +36,13 @@ from ttapca.support.modules import caught_inputs, find_classifier
 class SHOT(GradientMethod):
     """The feature extractor's weights, learned by information maximisation.
 
+    With y_i the predictions for a batch and p their mean, the loss is
+
+        L_ent + L_div = - mean_i sum_k y_ik log y_ik  +  sum_k p_k log p_k
+
+    which is low if each prediction is certain, and all of them together are diverse. The paper:
+    https://arxiv.org/abs/2002.08546.
+
     The official code has a learning rate of 0.01 for new layers, and a tenth of it for those of the
     source model.
 
@@ -64,9 +71,7 @@ class SHOT(GradientMethod):
 
 
 def information_maximisation(logits: Tensor) -> Tensor:
-    """Return the mean entropy minus the entropy of the mean prediction.
-
-    Lowering it makes each prediction certain, and all of them together diverse.
+    """Return the mean entropy minus the entropy of the mean prediction; see `SHOT`.
 
     Example:
         >>> round(information_maximisation(torch.tensor([[9.0, 0.0], [0.0, 9.0]])).item(), 2)
@@ -110,23 +115,19 @@ class PseudoLabelSteps(GradientSteps):
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
         """Return information maximisation plus the weighted cross-entropy."""
         del run, inputs, options
-        features, own = _only_features(self._caught), log_predictions(logits)
-        labels = _centroid_labels(features, own.detach().exp())
+        caught = list(self._caught)
         self._caught.clear()  # so that the next step and copies of the adapter do not see it
+        if len(caught) != 1 or caught[0].dim() != 2:
+            raise LayerOutputError(
+                "Pseudo-labels need a classifier that is called once, on features of shape "
+                f"(batch, d); found inputs of shape {[tuple(each.shape) for each in caught]}. Name "
+                "another layer by `classifier=`."
+            )
+        own = log_predictions(logits)
+        labels = _centroid_labels(caught[0].detach(), own.detach().exp())
         # Not `F.cross_entropy` on the logits themselves: half precision would lose it.
         cross_entropy = F.nll_loss(own, labels)
         return self.objective(logits) + self.options.pseudo_labels * cross_entropy
-
-
-def _only_features(caught: list[Tensor]) -> Tensor:
-    """Return the features of one forward pass, shape (batch, d)."""
-    if len(caught) != 1 or caught[0].dim() != 2:
-        raise LayerOutputError(
-            "Pseudo-labels need a classifier that is called once, on features of shape (batch, d); "
-            f"found inputs of shape {[tuple(features.shape) for features in caught]}. Name another "
-            "layer by `classifier=`."
-        )
-    return caught[0].detach()
 
 
 @torch.no_grad()

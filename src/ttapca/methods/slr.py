@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from ttapca._checks import Number
-from ttapca.adaptation.optimisation import (
-    GradientSteps,
-    Logits,
-    class_marginal,
-    negative_entropy,
-)
+from ttapca.adaptation.optimisation import GradientSteps, Logits, class_marginal, negative_entropy
 from ttapca.adaptation.surfaces import InputTransform, NormAffine
 from ttapca.methods.method import (
     CLASSES,
@@ -38,8 +33,14 @@ BelowOne = Annotated[float, Number(0, below=1)]
 class SLR(GradientMethod):
     """An input transformation, scale and shift, learned by likelihood ratios and diversity.
 
-    Learning rate, weight and momentum are those of the paper, as quoted by
-    github.com/westend11/dsait4205-reproduction-g8.
+    With y the predictions for a batch, m_t their mean, and p_t the running class marginal:
+
+        p_t = kappa p_(t-1) + (1 - kappa) m_t
+        L = sum_c p_t,c log p_t,c  -  delta mean sum_c y_c log(y_c / (1 - y_c))
+
+    Gradients pass through m_t alone. p starts at the first batch's mean prediction, so that its
+    gradient has the same size at every batch. The paper: https://arxiv.org/abs/2106.14999; learning
+    rate, weight and momentum as quoted by github.com/westend11/dsait4205-reproduction-g8.
 
     Attributes:
         likelihood: `soft` weighs every class by its probability, `hard` takes the predicted one.
@@ -61,40 +62,27 @@ class SLR(GradientMethod):
 
     def assemble(self) -> Assembly:
         """Return the transformation, scale and shift, moved by the objective."""
-        objective = DiverseLikelihood(
-            self.likelihood, self.confidence_weight, self.marginal_momentum
-        )
         transform = InputTransform(self.channels, seed=self.seed)
-        mover = GradientSteps(objective, reads="classes", **self.stepping())
+        mover = GradientSteps(DiverseLikelihood(self), reads="classes", **self.stepping())
         return self.assembly(transform, NormAffine(), mover=mover)
 
 
 class DiverseLikelihood:
     """Negative entropy of the running class marginal, plus a weighted likelihood ratio.
 
-    The running marginal is p_t = momentum p_(t-1) + (1 - momentum) m_t, with m_t the mean
-    prediction of a batch; gradients pass through m_t alone. It starts at the first batch's mean
-    prediction, so that its gradient has the same size at every batch.
-
-    Args:
-        likelihood: `soft` weighs every class by its probability, `hard` takes the predicted one.
-        confidence: Weight of the likelihood ratio.
-        momentum: Weight of the past in the running marginal.
-
     Example:
-        >>> objective = DiverseLikelihood()
+        >>> objective = DiverseLikelihood(SLR())
         >>> round(objective(torch.zeros(4, 2)).item(), 4)  # -log 2
         -0.6931
     """
 
     keeps = ("marginal",)
 
-    def __init__(
-        self, likelihood: Likelihood = "soft", confidence: float = 0.025, momentum: float = 0.9
-    ) -> None:
-        self.ratio = soft_likelihood_ratio if likelihood == "soft" else hard_likelihood_ratio
-        self.confidence = confidence
-        self.momentum = momentum
+    def __init__(self, options: SLR) -> None:
+        soft = options.likelihood == "soft"
+        self.ratio = soft_likelihood_ratio if soft else hard_likelihood_ratio
+        self.confidence = options.confidence_weight
+        self.momentum = options.marginal_momentum
         self.marginal: Tensor | None = None
 
     def __call__(self, logits: Tensor) -> Tensor:

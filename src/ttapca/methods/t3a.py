@@ -1,11 +1,4 @@
-"""`t3a`: classify by the nearest prototype, made of features of the stream itself.
-
-Every class k has a set of supports. It starts with the classifier's own weights of the class; each
-sample then joins the set of the class that the network predicts for it. With z the features that
-the classifier takes, the M supports of least entropy in each set remain, and
-
-    c_k = sum of z / |z| over the supports of class k, scaled to length 1        logits  z . c_k
-"""
+"""`t3a`: classify by the nearest prototype, made of features of the stream itself."""
 
 from __future__ import annotations
 
@@ -18,22 +11,15 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.optimisation import Mover, Run, log_predictions
 from ttapca.errors import AttachError, LayerOutputError
-from ttapca.methods.method import (
-    Assembly,
-    Count,
-    Method,
-    Statistics,
-    register,
-    statistics_surfaces,
-)
+from ttapca.methods.method import Assembly, Count, Method, Statistics, register, statistics_surfaces
 from ttapca.spectral.stream import Stream
 from ttapca.support.modules import caught_inputs, classifier_features, find_classifier, path_of
 from ttapca.support.outputs import Reads, softmax_entropy
 
-# How far the classifier's output may be from what the model returns, relative to the largest logit:
-# above the rounding of half precision, below anything that another layer would say.
+# How far the classifier's output may be from the model's, relative to the largest logit: above the
+# rounding of half precision, below the difference that another layer would make.
 SAME = 0.02
-TINY = 1e-6  # in place of the largest logit, where all are zero
+TINY = 1e-6  # in place of the largest logit, if all are zero
 
 SUPPORTS = "supports"  # the name under which a stream keeps them
 Supports = tuple[Tensor, Tensor, Tensor]  # features, classes, entropies; see `Prototypes`
@@ -43,6 +29,14 @@ Supports = tuple[Tensor, Tensor, Tensor]  # features, classes, entropies; see `P
 @dataclass(frozen=True, kw_only=True)
 class T3A(Method):
     """The classifier, replaced by prototypes of the classes that the stream holds; no gradient.
+
+    Every class k has a support set S^k. It starts with the classifier's own weights of the class;
+    each sample then joins the set of the class that the network predicts for it. With z the
+    features that the classifier takes, the M supports of least entropy in each set remain, and
+
+        c^k = sum of z / |z| over S^k, scaled to length 1        logits  z^T c^k
+
+    The paper: https://openreview.net/forum?id=e_yvNqkJKAW.
 
     Attributes:
         supports: How many supports of each class are kept, those of least entropy (M); None for
@@ -66,12 +60,10 @@ class Prototypes(Mover):
     """Predicts by the prototypes of the stream, those of this batch included.
 
     The stream keeps the supports: features, shape (supports, d), in the order of their classes;
-    these classes; and how unsure the network was of each. It starts with None, for the classifier's
-    own weights.
+    these classes; and entropies. None stands for the classifier's own weights.
     """
 
     reads: Reads = "classes"
-
     _classifier: nn.Linear  # found by `bind`
     _stream: Stream  # set by `join`
 
@@ -109,18 +101,6 @@ class Prototypes(Mover):
             logits = run(*inputs, **options)
         own = log_predictions(logits)
         features = classifier_features(caught, len(logits))
-        self._check_rows(logits)
-        if not (torch.isfinite(own).all() and torch.isfinite(features).all()):
-            self.skipped += 1
-            return logits
-        self._check_output(features, logits)
-        kept = self._with_batch(features, own.to(features))
-        self._stream.write(SUPPORTS, kept)
-        prototypes = _prototypes(kept, self._classifier.out_features)
-        return (features @ prototypes.T).to(logits.dtype)
-
-    def _check_rows(self, logits: Tensor) -> None:
-        """Raise unless the classifier has a row of weights for each class."""
         rows = self._classifier.out_features
         if rows != logits.shape[1]:
             raise LayerOutputError(
@@ -128,9 +108,18 @@ class Prototypes(Mover):
                 f"`{self._path}` has {rows}, and there are {logits.shape[1]} classes. Name the "
                 "layer that makes the logits with `classifier=`, or choose `neo` or `lame`."
             )
+        if not (torch.isfinite(own).all() and torch.isfinite(features).all()):
+            self.skipped += 1
+            return logits
+        self._check_output(features, logits)
+        kept = supports, labels, _ = self._with_batch(features, own.to(features))
+        self._stream.write(SUPPORTS, kept)
+        sums = supports.new_zeros(rows, supports.shape[1])  # 0 for a class without supports
+        sums = sums.index_add_(0, labels, F.normalize(supports, dim=1))
+        return (features @ F.normalize(sums, dim=1).T).to(logits.dtype)
 
     def _check_output(self, features: Tensor, logits: Tensor) -> None:
-        """Raise, at the first batch, where it is another layer that makes the logits."""
+        """Raise, at the first batch, if another layer makes the logits."""
         if self._checked or not len(features):
             return
         made = self._scores(features)
@@ -143,7 +132,7 @@ class Prototypes(Mover):
         self._checked = True
 
     def _scores(self, features: Tensor) -> Tensor:
-        """Return what the classifier itself says of features."""
+        """Return the classifier's own logits for features."""
         weight, bias = self._classifier.weight, self._classifier.bias
         return F.linear(features, weight.to(features), None if bias is None else bias.to(features))
 
@@ -161,22 +150,10 @@ class Prototypes(Mover):
         return supports[kept], labels[kept], entropies[kept]
 
 
-def _prototypes(kept: Supports, classes: int) -> Tensor:
-    """Return the prototype of each class, shape (classes, d); 0 for a class without supports."""
-    supports, labels, _ = kept
-    sums = supports.new_zeros(classes, supports.shape[1])
-    return F.normalize(sums.index_add_(0, labels, F.normalize(supports, dim=1)), dim=1)
-
-
 def most_certain(labels: Tensor, entropies: Tensor, most: int | None) -> Tensor:
     """Return the places of the supports of least entropy in each class, class after class.
 
-    Of several that are equally certain, the oldest remain.
-
-    Args:
-        labels: The class of each support, shape (supports,).
-        entropies: Shape (supports,).
-        most: How many of each class remain; None for all.
+    At most `most` of each class remain, None for all; of equally certain ones the oldest.
 
     Example:
         >>> labels, entropies = torch.tensor([1, 0, 1, 1]), torch.tensor([0.5, 0.9, 0.1, 0.3])

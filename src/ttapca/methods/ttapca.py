@@ -48,8 +48,18 @@ NO_FACTOR: Mapping[str, Any] = {"penalty": None, "limit": None}
 class TTAPCA(GradientMethod):
     """Spectral filter whose gains are learned by entropy.
 
-    It is the paper's, for principal components. `ttapca.fit` takes cosines of images unless told
-    otherwise; with these it runs, and warns.
+    A layer's output A_t for batch t is projected on the first L right singular vectors V_L of its
+    output for the source, scaled by the diagonal filter F, and rebuilt. Each gain has the singular
+    value lambda_i of the source and a parameter gamma_i, which takes steps on the entropy of the
+    predictions y. The paper's equations:
+
+        (2)  O_t = A_t V_L F V_L^T
+        (3)  F_ii = lambda_i / (lambda_i + ReLU(gamma_i))             gain="relu"
+        (4)  F_ii = 1 / (1 + exp(gamma_i^2 - lambda_i))               gain="exponential"
+        (5)  L(x_t) = - sum_c p(y_t,c) log p(y_t,c)
+
+    `ttapca.fit` takes cosines of images unless told otherwise; with these it runs, and warns.
+    The paper: https://arxiv.org/abs/2209.05779.
 
     Attributes:
         gain: `relu` or `exponential`, the filters of the paper, or `multiplicative`: one of them

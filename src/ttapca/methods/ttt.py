@@ -1,12 +1,4 @@
-"""`ttt`: learn which way up the test images are, with layers that also classify them.
-
-A head h, trained jointly with the network, tells the four rotations of an image apart from the
-features f at a split point. At test time the weights of f take steps on
-
-    cross-entropy(h(f(rotated x)), rotation)
-
-while the head and the layers after the split stay as they are.
-"""
+"""`ttt`: learn which way up the test images are, with layers that also classify them."""
 
 from __future__ import annotations
 
@@ -34,6 +26,14 @@ Rotations = Literal["all", "random"]
 @dataclass(frozen=True, kw_only=True)
 class TTT(GradientMethod):
     """The weights up to a split, learned by telling rotations apart.
+
+    A head theta_s, trained jointly with the network, tells the four rotations y_s of an image x
+    apart from the features at a split point. The weights theta_e up to this point take steps on
+
+        l_s(x; theta_s, theta_e) = cross-entropy(prediction for x rotated by y_s, y_s)
+
+    while the head and the layers after the split stay as they are. The paper:
+    https://arxiv.org/abs/1909.13231.
 
     Attributes:
         head: Maps the split layer's output to four logits; not moved, used in evaluation mode.
@@ -137,21 +137,19 @@ class RotationSteps(Stepper):
 
     def _check_reach(self, loss: Tensor) -> None:
         """Check, once, that no weight outside of the surface has a part in the loss."""
-        if self._checked:
-            return
         outside = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
-        if outside and loss.requires_grad:
-            # The surface's copies replace what it moves, so only weights outside of it are found.
-            found = torch.autograd.grad(
-                loss, list(outside.values()), allow_unused=True, retain_graph=True
+        if self._checked or not outside or not loss.requires_grad:
+            return
+        # The surface's copies replace the weights that it moves, so only others are found.
+        weights = list(outside.values())
+        found = torch.autograd.grad(loss, weights, allow_unused=True, retain_graph=True)
+        late = [f"`{name}`" for name, g in zip(outside, found, strict=True) if g is not None]
+        if late:
+            raise AttachError(
+                "Weights up to the split are those registered before its end; "
+                f"{', '.join(late)} come later but lead to `{self.split}`. Choose a split that is "
+                "registered after them."
             )
-            late = [name for name, value in zip(outside, found, strict=True) if value is not None]
-            if late:
-                raise AttachError(
-                    "Weights up to the split are those registered before its end; "
-                    f"{', '.join(f'`{name}`' for name in late)} come later but lead to "
-                    f"`{self.split}`. Choose a split that is registered after them."
-                )
         self._checked = True
 
     def tensors(self) -> list[Tensor]:
@@ -167,14 +165,8 @@ class RotationSteps(Stepper):
 def four_rotations(images: Tensor) -> tuple[Tensor, Tensor]:
     """Return images turned by 0, 90, 180 and 270 degrees counter-clockwise, and labels 0 to 3.
 
-    Args:
-        images: Shape (batch, channels, side, side).
-
-    Returns:
-        Images, shape (4 batch, channels, side, side), one rotation after the other, and labels.
-
-    Raises:
-        ShapeError: The images are not square.
+    Of shape (batch, channels, side, side) become (4 batch, channels, side, side), one rotation
+    after the other.
 
     Example:
         >>> rotated, labels = four_rotations(torch.tensor([[[[1, 2], [3, 4]]]]))

@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from ttapca.adaptation.optimisation import Run
 from ttapca.errors import InputTypeError, LayerOutputError, ShapeError
-from ttapca.support.modules import map_first_tensor
+from ttapca.support.inputs import map_first_tensor
 from ttapca.support.outputs import Outputs
 
 # Runs the model on images, with its further inputs as they are.
@@ -103,7 +103,7 @@ GENTLE = Jitter(degrees=3, shift=1 / 32, shear=0.03, brightness=0.1, contrast=0.
 STRONG = Jitter(
     degrees=15, shift=1 / 16, zoom=0.1, brightness=0.8, contrast=0.3, noise=0.02, flip=True
 )
-# The same without what moves pixels, whose predictions would have to be moved back.
+# The same without moving pixels, whose predictions would have to be moved back.
 STRONG_COLOURS = replace(STRONG, degrees=0.0, shift=0.0, zoom=0.0, flip=False)
 
 
@@ -111,13 +111,8 @@ def mixed_views(image: Tensor, count: int, generator: Generator, *, flip: bool =
     """Return views of one image, each a mixture of itself and of three gently changed versions.
 
     After AugMix (Hendrycks et al., 2020): the weights of the versions come from a flat Dirichlet
-    distribution, the weight of the unchanged image from a uniform one.
-
-    Args:
-        image: Shape (1, channels, height, width).
-        count: The number of views.
-        generator: A generator on the CPU.
-        flip: Whether half of them are mirrored, left to right.
+    distribution, the weight of the unchanged image from a uniform one. With `flip`, half of the
+    views are mirrored.
 
     Example:
         >>> mixed_views(torch.zeros(1, 3, 8, 8), 5, torch.Generator().manual_seed(0)).shape

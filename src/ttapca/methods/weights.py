@@ -18,7 +18,7 @@ from ttapca.support.wrapping import Result, surely
 def with_values(
     parameters: Sequence[nn.Parameter], values: Sequence[Tensor], run: Callable[[], Result]
 ) -> Result:
-    """Run something while the parameters have other values, and return what it returned.
+    """Return what `run` returns while the parameters have other values.
 
     Nothing is copied: a parameter uses the memory of its value meanwhile. The parameters have their
     own values again however it ends, also by an interrupt. Take a gradient inside if the forward
@@ -46,21 +46,18 @@ def _set(parameters: Sequence[nn.Parameter], data: Sequence[Tensor]) -> None:
 
 
 def put_back(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
-    """Set parameters to copies of values; what they had before is not written into."""
+    """Set parameters to copies of values; their old tensors are not written into."""
     set_values(parameters, [value.clone() for value in values])
 
 
 class TaughtSteps(Stepper):
-    """Gradient steps of a student, after each of which its teacher follows.
+    """Gradient steps of a student, after each of which its teacher follows: t <- m t + (1 - m) s.
 
     The weights of the student are the parameters that are moved. Those of the teacher are kept as
     values, and put in their place whenever the teacher is asked.
 
-    Args:
-        teacher_momentum: How much of the teacher stays at each step (m): t <- m t + (1 - m) s.
-        **stepping: See `Stepper`.
-
     Attributes:
+        teacher_momentum: How much of the teacher stays at each step (m).
         teacher: One tensor for each parameter of the student; None while they are the source's.
     """
 
@@ -90,12 +87,8 @@ class TaughtSteps(Stepper):
 def surprise_of(student: Tensor, teacher: Tensor) -> Tensor:
     """Return the cross-entropy of each prediction of the student to that of the teacher.
 
-    Args:
-        student: Logits, shape (batch, classes, ...).
-        teacher: Logits of the same shape; no gradients pass through them.
-
-    Returns:
-        Shape (batch, ...).
+    Of logits of shape (batch, classes, ...) become values of shape (batch, ...). No gradients pass
+    through the teacher's.
 
     Example:
         >>> round(surprise_of(torch.zeros(1, 2), torch.tensor([[9.0, 0.0]])).item(), 4)  # log 2

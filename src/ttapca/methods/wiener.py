@@ -1,8 +1,4 @@
-"""`wiener`, `match` and `two-sided`: spectral gains in closed form; `ttapca-closed` learns on top.
-
-There is one forward pass and no gradient: the gains follow from the spectrum of the batch or the
-stream, and BatchNorm mixes the statistics of the batch with those of the source.
-"""
+"""`wiener`, `match`, `two-sided`: spectral gains in closed form; `ttapca-closed` learns on top."""
 
 from __future__ import annotations
 
@@ -65,33 +61,41 @@ OURS: Mapping[str, Any] = {"paper": "this library; docs/closed-form.md", "needs"
 class Wiener(Method):
     """Spectral filter in closed form, the safe choice; no gradient.
 
+    There is one forward pass: with lambda_i^2 the variance of component i in the source, and v_i
+    that in the batch or stream, the gains are
+
+        g_i = (lambda_i^2 / v_i)^shrink  if v_i is larger,   (lambda_i^2 / v_i)^restore  if smaller
+
+    as surely as a shift is seen (docs/closed-form.md), and BatchNorm mixes the statistics of the
+    batch with those of the source.
+
     Attributes:
         filter: A fitted filter, or several, one per layer.
-        shrink: Exponent where the test data have more variance than the source.
-        restore: Exponent where they have less.
+        shrink: Exponent if the test data have more variance than the source.
+        restore: Exponent if they have less.
         largest_ratio: The largest ratio of variances that is believed.
         threshold: Share of source batches whose gains are exactly 1 (0.8 by default); 0 trusts
             every batch.
-        memory: After this many samples, what was seen of a stream counts 1 / e.
+        memory: After this many samples, an image of a stream counts 1 / e.
         center: Which share of a sure change of the mean is removed, from 0 to 1. A class has a mean
-            of its own; only what lies farther than classes do is sure.
+            of its own; a change is sure only beyond the distance of classes.
         statistics: What normalisation layers normalise with; see `GradientMethod`.
         order: How images come. `auto` learns from the predictions whether they have an order, and
-            goes by it: how long classes stay is a prior on the outputs, and what the classes of a
-            batch explain is taken out of its statistics. By default if statistics are `mixed` and
-            the filter can tell whether two images have one class: without that, a network that
-            collapses looks like a stream of one class. `video`: they surely have an order, as
-            frames do. `shuffled`: they have none, or it means nothing.
+            goes by it: how long classes stay is a prior on the outputs, and the part that the
+            classes of a batch explain is taken out of its statistics. By default if statistics are
+            `mixed` and the filter can tell whether two images have one class: without that, a
+            network that collapses looks like a stream of one class. `video`: they surely have an
+            order, as frames do. `shuffled`: they have none, or it means nothing.
         outliers: Whether to replace single pixels that have gone wrong before filtering, in batches
-            that have more of them than the source. By default where a filter acts on the model's
+            that have more of them than the source. By default if a filter acts on the model's
             input images.
-        views: With 2, the mirrored images are predicted as well where a shift is sure, and logits
+        views: With 2, the mirrored images are predicted as well if a shift is sure, and logits
             are averaged; for twice the time.
         mirror: True for images that mean the same when mirrored, whatever the filter says. By
             default `views=2` needs a filter that saw on source images that predictions stay.
         states: How many conditions of images are told apart at most, such as noise and fog in one
-            batch. Each has gains and statistics of its own; images are told apart by what the
-            first filter sees of them. With 1, all images share one state.
+            batch. Each has gains and statistics of its own; images are told apart by the first
+            filter. With 1, all images share one state.
     """
 
     needs_filter: ClassVar[bool] = True
@@ -167,7 +171,7 @@ class Wiener(Method):
 
     @property
     def _counts_classes(self) -> bool:
-        """Whether the order of images says for how many they count, and no more than that.
+        """Whether the order of images only says for how many they count.
 
         That is so if the source had too few images to tell a run from a network that collapses.
         """
@@ -254,8 +258,11 @@ class Wiener(Method):
 class PulledWiener(Wiener):
     """Spectral filter from the closed form on, learned by entropy and pulled back.
 
+    A factor f_i on each gain takes steps on the mean entropy plus pull times mean_i (log f_i)^2,
+    added up over the filters.
+
     Attributes:
-        pull: How strongly what is learned is pulled back to the closed form.
+        pull: How strongly the factors are pulled back to the closed form.
         steps: Gradient steps on each batch.
         lr: Learning rate.
         logits: From `before` or `after` the update.
@@ -285,20 +292,16 @@ class PulledWiener(Wiener):
 
     def assemble(self) -> Assembly:
         """Return the same, and a mover of a factor on each gain."""
-        below = super().assemble()
-        return Assembly(below.surfaces, PulledSteps(self), below.memory)
+        return dataclasses.replace(super().assemble(), mover=PulledSteps(self))
 
 
 class PulledSteps(GradientSteps):
-    """Lowers the entropy, and stays near the closed form.
-
-    The loss is the mean entropy plus `pull` times the mean square of what is learned, added up over
-    the filters: the logarithm of a factor on each gain, which is 0 at the closed form.
-    """
+    """Lowers the entropy, and stays near the closed form; moves logarithms of factors."""
 
     def __init__(self, options: PulledWiener) -> None:
-        stepping: dict[str, Any] = {"optimizer": adam(options.lr), "steps": options.steps}
-        super().__init__(mean_entropy, logits=options.logits, **stepping)
+        super().__init__(
+            mean_entropy, optimizer=adam(options.lr), steps=options.steps, logits=options.logits
+        )
         self.pull = options.pull
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:

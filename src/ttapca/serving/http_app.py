@@ -19,7 +19,6 @@ from ttapca.serving.http_errors import HttpError, closing
 from ttapca.serving.metrics import CONTENT_TYPE
 from ttapca.serving.middleware import ServiceMiddleware
 from ttapca.serving.service import Service, service_of
-from ttapca.support.page_colours import page_colours
 
 DESCRIPTION = (
     "Predicts classes of images with a network that adapts to each stream of them. Refusals have "
@@ -122,7 +121,7 @@ def page_files() -> dict[str, Response]:
     """Return the files of the page by name, read once: no address of a request becomes a path."""
     folder = resources.files("ttapca.serving") / "page"
     contents = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    contents["page_colours.css"] = page_colours().encode()
+    contents["page_colours.css"] = (resources.files("ttapca.support") / "page_colours.css").read_bytes()
     return {
         name: Response(content, media_type=PAGE_TYPES[name.rpartition(".")[2]])
         for name, content in contents.items()

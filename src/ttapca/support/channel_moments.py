@@ -9,24 +9,21 @@ from torch import Tensor
 
 from ttapca.support.tensors import as_on
 
-# Where a sample has more numbers than this, so many places of each of its feature maps will do.
+# If a sample has more numbers than this, PLACES of each of its feature maps are enough.
 MANY = 2**16
 PLACES = 128
-
 # From this many numbers on, `quick_moments` is quicker than BatchNorm in training mode.
 LARGE = 2**15
-
 # In place of a variance of zero, which has no reciprocal; far below any that counts.
 NO_VARIANCE = 1e-30
-
-# Where the mean square is more than this many variances, their difference loses more than two of
-# the seven digits of float32.
+# If the mean square is more than this many variances, their difference loses more than two of the
+# seven digits of float32.
 FAR_FROM_ZERO = 64.0
 
+Moments = tuple[Tensor, Tensor]
 
-def mixed_moments(
-    alpha: float, batch: tuple[Tensor, Tensor], source: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
+
+def mixed_moments(alpha: float, batch: Moments, source: Moments) -> Moments:
     """Return mean and variance of two populations together, the batch with weight alpha."""
     (batch_mean, batch_var), (source_mean, source_var) = batch, source
     source_mean, source_var = as_on(source_mean, batch_mean), as_on(source_var, batch_var)
@@ -37,11 +34,7 @@ def mixed_moments(
 
 
 def normalised(
-    x: Tensor,
-    moments: tuple[Tensor, Tensor],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
+    x: Tensor, moments: Moments, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     """Return weight (x - mean) / sqrt(var + eps) + bias for x of shape (batch, channels, ...)."""
     mean, var = moments
@@ -63,7 +56,7 @@ def normalised(
 
 
 def can_be_quick(x: Tensor) -> bool:
-    """Return whether statistics without gradients will do, and are worth a path of their own."""
+    """Return whether statistics need no gradients, and are worth a path of their own."""
     if torch.is_grad_enabled() or not x.is_cpu or x.numel() < 2 * x.shape[1]:
         return False
     return not torch.compiler.is_compiling()
@@ -73,13 +66,8 @@ def some_places(x: Tensor) -> Tensor:
     """Return evenly spread places of large feature maps; small ones as they are.
 
     Neighbours are alike: some hundred places tell mean and variance of a channel about as well as
-    all of them, and most of the time for these goes into reading them.
-
-    Args:
-        x: Shape (batch, channels, ...).
-
-    Returns:
-        Shape (batch, channels, places), or (1, channels, places of all, 1).
+    all of them, and most of the time for these goes into reading them. They have the shape (batch,
+    channels, places), or (1, channels, places of all, 1).
 
     Example:
         >>> with torch.no_grad():
@@ -97,7 +85,7 @@ def some_places(x: Tensor) -> Tensor:
 
 
 def _step(x: Tensor) -> int:
-    """Return which of the places of large feature maps tell enough: every so many."""
+    """Return the distance between the places of feature maps that are read."""
     channels, *sides = x.shape[1:]
     places = math.prod(sides)
     step = places // PLACES
@@ -111,32 +99,23 @@ def _step(x: Tensor) -> int:
 
 
 def moments_of_each(x: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and mean square around a centre, of every channel of each sample.
+    """Return mean and mean square around a centre, shape (channels,), of each sample's channels.
 
-    Args:
-        x: Shape (batch, channels, ...).
-        centre: Shape (channels,).
-
-    Returns:
-        Twice (batch, channels), in float64 unless it is exported.
-
-    Example:
-        >>> mean, square = moments_of_each(torch.tensor([[[1.0, 3.0]]]), torch.ones(1))
-        >>> mean.tolist(), [round(value, 6) for value in square[0].tolist()]
-        ([[1.0]], [2.0])
+    Both have the shape (batch, channels), in float64 unless it is exported.
     """
+    exporting = torch.compiler.is_exporting()
     if x.dim() == 2:
-        away = x - centre
-        return (away, away.square()) if torch.compiler.is_exporting() else _doubled(away)
+        away = x - centre if exporting else (x - centre).double()
+        return away, away.square()
     maps = x.flatten(2)  # (batch, channels, places)
-    if torch.compiler.is_exporting():
+    if exporting:
         away = maps - centre[:, None]
         return away.mean(2), away.square().mean(2)
     maps = maps[:, :, :: _step(x)]
     mean = maps.mean(2).double()
     square = torch.linalg.vector_norm(maps, dim=2).double().square() / maps.shape[2]
     far = centre.double()
-    # Where the mean is far from zero, a difference of squares would cost digits.
+    # If the mean is far from zero, a difference of squares would cost digits.
     if bool((square > FAR_FROM_ZERO * (square - mean.square()).clamp(min=0) + NO_VARIANCE).any()):
         away = maps - centre[:, None]
         mean = away.mean(2).double()
@@ -144,22 +123,11 @@ def moments_of_each(x: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
     return mean - far, square - 2 * far * mean + far.square()
 
 
-def _doubled(away: Tensor) -> tuple[Tensor, Tensor]:
-    precise = away.double()
-    return precise, precise.square()
-
-
-def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of every channel, with gradients where there are any.
-
-    Example:
-        >>> mean, var = channel_moments(torch.tensor([[[1.0, 3.0]], [[5.0, 7.0]]]))
-        >>> mean.tolist(), var.tolist()
-        ([4.0], [5.0])
-    """
+def channel_moments(x: Tensor) -> Moments:
+    """Return mean and variance of every channel, with gradients if there are any."""
     if can_be_quick(x):
         if len(x) == 1 and x.dim() > 2 and x.is_contiguous():
-            return _of_one(x)
+            return _moments_of_one(x)
         if x.numel() >= LARGE:
             return quick_moments(x)
         # Several times as quick as `var_mean`, for which a single image would have to wait.
@@ -169,7 +137,7 @@ def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
-def _of_one(x: Tensor) -> tuple[Tensor, Tensor]:
+def _moments_of_one(x: Tensor) -> Moments:
     """Return mean and variance of every channel of one sample.
 
     Each channel is a group by itself, and for groups torch has the quickest statistics there are.
@@ -182,13 +150,13 @@ def _of_one(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean[0], scale[0].square().reciprocal_()
 
 
-def quick_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+def quick_moments(x: Tensor) -> Moments:
     """Return mean and variance of every channel of a large batch, without gradients.
 
     On a CPU torch's own `var_mean` takes as long as a convolution. Sums and norms of single
     feature maps are many times faster, and are added up in float64. The variance is then a
-    difference of squares. Where the mean is so far from zero that this would cost digits, and
-    where feature maps are not contiguous, torch's statistics for training take over.
+    difference of squares. If the mean is so far from zero that this would cost digits, or feature
+    maps are not contiguous, torch's statistics for training take over.
     """
     if x.is_contiguous() and x.dim() > 2:
         count = x.numel() // x.shape[1]

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, and errors that say what to do."""
+"""Files and folders that appear whole or not at all, locks, and errors that say the way out."""
 
 from __future__ import annotations
 
@@ -106,14 +106,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def queued(lock: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Wait until no other process is inside a block with the same lock.
+    """Wait until no other process is inside a block with the same lock, a file that stays.
 
-    Args:
-        lock: A file that is created for this purpose, and stays.
-        waiting: Called once with the name of the process that is waited for.
-
-    Raises:
-        StorageError: The file cannot be created.
+    `waiting` is called once with the name of the process that is waited for.
     """
     if sys.platform == "win32":
         yield
@@ -139,17 +134,13 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
     """Yield a folder to fill, and move it to `target` in one step when the block ends.
 
     If the block fails, the unfinished folder is removed. Processes that write to one place take
-    turns, and the last one's folder stays. A process that is killed leaves either the
-    old folder or the new one, complete: on Linux at `target`, because two names can be swapped in
-    one step; elsewhere possibly beside it, from where `recover` puts it back. The next process
-    removes whatever else was left.
+    turns, and the last one's folder stays. A process that is killed leaves either the old folder or
+    the new one, complete: on Linux at `target`, because two names can be swapped in one step;
+    elsewhere possibly beside it, from where `recover` puts it back. The next process removes all
+    other leftovers.
 
-    Args:
-        target: Where the folder is to be.
-        keep_old: Whether to keep what was there before, under the name of `spare_name`.
-
-    Raises:
-        StorageError: The operating system refuses to write.
+    The folder that was there before is kept under the name of `spare_name`, if `keep_old` says so.
+    `StorageError` is raised if the operating system refuses to write.
 
     Example:
         >>> import tempfile
@@ -171,7 +162,7 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
             flush(target.parent)
         finally:
             _remove(staging)
-        # First what this process replaced, then what a killed process had left.
+        # First the folder that this process replaced, then leftovers of a killed process.
         for old in (*replaced, *(_beside(target, WHOLE_MARK) if alone else ())):
             if not keep_old:
                 _remove(old)
@@ -180,10 +171,10 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
 
 
 def recover(target: Path) -> None:
-    """Put back a folder that a killed process left beside `target`.
+    """Put back a folder that a killed process left beside `target`; of two, the new one.
 
-    That happens only where two names cannot be swapped in one step, to a process that was killed
-    between the two renames of `staged_folder`. If two folders were left, the new one is taken.
+    That happens only if two names cannot be swapped in one step, to a process that was killed
+    between the two renames of `staged_folder`.
     """
     if not os.path.lexists(target) and _beside(target, WHOLE_MARK):
         with _turn_at(target):  # of a process that is at work between these renames
@@ -200,11 +191,8 @@ def _recover(target: Path) -> None:
 def _turn_at(target: Path) -> Iterator[bool]:
     """Let one process or thread at a time write to a place; the others wait.
 
-    The lock is a file beside the place, which its holder removes before letting go of it: who has
-    waited for a file that is gone waits again.
-
-    Yields:
-        Whether nobody else is at work there; False if the system has no such locks.
+    The lock is a file beside the place, which its holder removes before letting go of it. After
+    waiting for a file that is gone, one waits again. Yield False if the system has no such locks.
     """
     if sys.platform == "win32":
         yield False
@@ -228,7 +216,7 @@ def _turn_at(target: Path) -> Iterator[bool]:
 
 
 def _new_staging(target: Path, *, alone: bool) -> Path:
-    """Return a name that nobody else uses; if nobody is at work, remove what killed ones left."""
+    """Return an unused name; if this process works there alone, remove leftovers of killed ones."""
     for leftover in _beside(target, STAGING_MARK) if alone else ():
         _remove(leftover)
     own = f"{os.getpid()}-{secrets.token_hex(4)}"
@@ -236,14 +224,10 @@ def _new_staging(target: Path, *, alone: bool) -> Path:
 
 
 def read_replaceable(folder: Path, read: Callable[[], Found]) -> Found:
-    """Return what is read in a folder that other processes may replace meanwhile.
+    """Return what `read` finds in a folder that other processes may replace meanwhile.
 
-    If reading fails, and another folder is there by then, the files that were read may not have
-    belonged together, and are read again.
-
-    Example:
-        >>> read_replaceable(Path("."), lambda: "what is there")
-        'what is there'
+    If reading fails, and another folder is there by then, the files may not have belonged together,
+    and are read again.
     """
     while True:
         before = _identity(folder)
@@ -255,7 +239,7 @@ def read_replaceable(folder: Path, read: Callable[[], Found]) -> Found:
 
 
 def _identity(folder: Path) -> tuple[object, ...]:
-    """Return what another folder in the same place would not have."""
+    """Return values that tell a folder from another one that takes its place."""
     try:
         found = folder.stat()
     except OSError:  # the next one may wait beside it
@@ -272,7 +256,7 @@ def _is_at(path: Path, handle: int) -> bool:
 
 
 def _put_in_place(staging: Path, target: Path) -> list[Path]:
-    """Move a folder to its place, and return where what was there before is now, if anything."""
+    """Move a folder to its place, and return the new path of its predecessor, if there was one."""
     if not os.path.lexists(target):
         staging.rename(target)
         return []
@@ -317,7 +301,7 @@ def _renameat2() -> Callable[..., int] | None:
 
 
 def _beside(target: Path, mark: str) -> list[Path]:
-    """Return what was left beside a place under names with this mark, sorted."""
+    """Return the leftovers beside a place under names with this mark, sorted."""
     if not target.parent.is_dir():
         return []
     start = f".{target.name}{mark}"
@@ -335,11 +319,8 @@ def _remove(path: Path) -> None:
 def replace_file(target: Path, content: bytes) -> None:
     """Write a file in one step: readers find either the old one or the new one.
 
-    Of several processes that write the same file, the last one's stays. A link stays a link, to the
-    new file. A device or a pipe, such as `/dev/stdout`, is written to.
-
-    Raises:
-        StorageError: The operating system refuses to write.
+    If several processes write the same file, the last one's stays. A link stays a link, to the new
+    file. A device or a pipe, such as `/dev/stdout`, is written to.
     """
     with writing(target):
         if target.exists() and not target.is_file():  # a file in its place would destroy it

@@ -1,4 +1,4 @@
-"""Small tools for other people's modules: find a layer, see what goes through it, keep its flags.
+"""Small tools for other people's modules: find a layer, see its inputs and outputs, keep its flags.
 
 Hooks live for one forward pass: nothing of them stays on the model, in a copy or a pickle.
 """
@@ -8,41 +8,26 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ttapca.errors import (
-    AttachError,
-    InputTypeError,
-    LayerNotFoundError,
-    LayerOutputError,
-    ShapeError,
-    TtapcaError,
-    did_you_mean,
-)
+from ttapca.errors import AttachError, LayerNotFoundError, LayerOutputError, did_you_mean
 from ttapca.support.tensors import at_least_float32
 from ttapca.support.wrapping import finally_do, temporary_patches
 
-# What wrappers call the network that they hold.
+# Attributes in which wrappers hold the network.
 WRAPPED_BY_TORCH = ("module", "_orig_mod")
 WRAPPED = ("model", *WRAPPED_BY_TORCH)
 
 
 def multiply_adds(layer: nn.Module, outputs: int) -> int:
-    """Return the multiply-adds for so many outputs of a convolution or linear layer; else 0.
-
-    Example:
-        >>> multiply_adds(nn.Conv2d(4, 8, 3, groups=2), outputs=10)
-        180
-    """
+    """Return the multiply-adds of a convolution or linear layer for this many outputs; else 0."""
     if isinstance(layer, nn.Linear):
         return outputs * layer.in_features
     if isinstance(layer, _ConvNd):
@@ -51,14 +36,7 @@ def multiply_adds(layer: nn.Module, outputs: int) -> int:
 
 
 def check_model(model: object) -> None:
-    """Raise `AttachError` unless something can be put on the layers of a model.
-
-    Example:
-        >>> check_model(nn.Linear(2, 3))
-        >>> check_model("resnet20")
-        Traceback (most recent call last):
-        ttapca.errors.AttachError: A model is an `nn.Module`; found a str. Give the network itself.
-    """
+    """Raise `AttachError` unless filters can be put on the layers of a model."""
     if not isinstance(model, nn.Module):
         raise AttachError(
             f"A model is an `nn.Module`; found a {type(model).__name__}. Give the network itself."
@@ -74,11 +52,8 @@ class LayerPaths:
     """Dotted paths of the layers of a model, whatever wraps the network.
 
     Wrappers put `model.`, `module.` or `_orig_mod.` in front of the paths of layers, and the last
-    two of these also where a part of a network is wrapped. So `0` and `model.0` are one layer
+    two of these also if only a part of a network is wrapped. So `0` and `model.0` are one layer
     unless the model has both.
-
-    Args:
-        model: The model.
 
     Attributes:
         layers: By path, as in `model.named_modules()`.
@@ -98,11 +73,8 @@ class LayerPaths:
     def find(self, path: str) -> str:
         """Return the path that a layer has in this model.
 
-        The path itself wins, then one that differs by `module.` and `_orig_mod.` only.
-
-        Raises:
-            LayerNotFoundError: There is no such layer, or there are several; near names are
-                offered.
+        The path itself wins, then one that differs by `module.` and `_orig_mod.` only. If there is
+        no such layer, or there are several, a `LayerNotFoundError` offers near names.
         """
         if path in self.layers:
             return path
@@ -157,42 +129,26 @@ def _unwrapped(path: str) -> str:
 
 
 def _bare(path: str) -> str:
-    """Return a path without what wrappers of any kind put in front of it.
-
-    Example:
-        >>> _bare("module.model.stem.model.0"), _bare("model")
-        ('stem.model.0', 'model')
-    """
+    """Return a path without the names that wrappers of any kind put in front of it."""
     *above, name = _unwrapped(path).split(".")
     return ".".join([*itertools.dropwhile(lambda each: each in WRAPPED, above), name])
 
 
 def find_layer(model: nn.Module, path: str) -> nn.Module:
-    """Return a layer by its dotted path, as in `model.named_modules()`; see `LayerPaths`.
-
-    Raises:
-        LayerNotFoundError: There is none; near names are offered.
-
-    Example:
-        >>> find_layer(nn.Sequential(nn.Linear(2, 3)), "0")
-        Linear(in_features=2, out_features=3, bias=True)
-    """
+    """Return a layer by its dotted path; see `LayerPaths.find`."""
     paths = LayerPaths(model)
     return paths.layers[paths.find(path)]
 
 
 def core_of(model: nn.Module) -> tuple[str, nn.Module]:
-    """Return the network inside of wrappers, and what stands before the paths of its layers.
+    """Return the prefix that wrappers give to paths of layers, and the network inside of them.
 
     A wrapper holds a network as `model`, `module` or `_orig_mod`, and no parameters beside it: a
     layer that normalises, `DataParallel`, `torch.compile`.
 
     Example:
-        >>> prefix, core = core_of(nn.DataParallel(nn.Sequential(nn.Linear(2, 3))))
-        >>> prefix, core
-        ('module.', Sequential(
-          (0): Linear(in_features=2, out_features=3, bias=True)
-        ))
+        >>> core_of(nn.DataParallel(nn.Linear(2, 3)))
+        ('module.', Linear(in_features=2, out_features=3, bias=True))
     """
     prefix = ""
     while True:
@@ -206,16 +162,7 @@ def core_of(model: nn.Module) -> tuple[str, nn.Module]:
 
 
 def find_classifier(model: nn.Module, path: str | None) -> nn.Module:
-    """Return the layer that makes the logits: by its dotted path, else the last `nn.Linear`.
-
-    Raises:
-        LayerNotFoundError: No layer has this path.
-        AttachError: There is no path and no linear layer.
-
-    Example:
-        >>> find_classifier(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), None)
-        Linear(in_features=3, out_features=2, bias=True)
-    """
+    """Return the layer that makes the logits: by its dotted path, else the last `nn.Linear`."""
     if path is not None:
         return find_layer(model, path)
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -228,26 +175,15 @@ def find_classifier(model: nn.Module, path: str | None) -> nn.Module:
 
 
 def path_of(model: nn.Module, layer: nn.Module) -> str:
-    """Return the dotted path of a layer of a model.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
-        >>> path_of(model, model[0])
-        '0'
-    """
-    paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
-    return paths[layer]
+    """Return the dotted path of a layer of a model."""
+    found: str = next(path for path, module in model.named_modules() if module is layer)
+    return found
 
 
 def classifier_features(caught: list[Any], samples: int) -> Tensor:
     """Return the classifier's input, one row for each sample, in float32 at least.
 
-    Args:
-        caught: The first input of each of its calls in one forward pass.
-        samples: The number of samples.
-
-    Raises:
-        LayerOutputError: There was another number of calls, or of rows.
+    `caught` holds the first input of each of its calls in one forward pass.
     """
     if len(caught) != 1 or not isinstance(caught[0], Tensor) or len(caught[0]) != samples:
         calls = [tuple(getattr(value, "shape", ())) for value in caught]
@@ -274,11 +210,9 @@ class _Reached(Exception):  # noqa: N818 - a signal, not an error
 
 @contextmanager
 def stopped_at(layer: nn.Module, *, before: bool = False) -> Iterator[list[Any]]:
-    """Collect a layer's output and leave the block: what comes after the layer is not computed.
+    """Collect a layer's output and leave the block: the layers after it are not computed.
 
-    Args:
-        layer: The layer.
-        before: Collect its first input instead, and do not compute the layer either.
+    With `before`, collect its first input instead, and do not compute the layer either.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
@@ -327,101 +261,9 @@ def restore_training_flags(flags: list[tuple[nn.Module, bool]]) -> None:
 
 
 def device_and_dtype(layer: nn.Module, model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Return where and in which precision a layer computes: by its tensors, else the model's."""
+    """Return device and precision of a layer: by its own tensors, else by the model's."""
     for module in (layer, model):
         for tensor in itertools.chain(module.parameters(), module.buffers()):
             if tensor.is_floating_point():
                 return tensor.device, tensor.dtype
     return torch.device("cpu"), torch.get_default_dtype()
-
-
-def map_first_tensor(
-    change: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a model's arguments with the first tensor changed, usually the images.
-
-    Raises:
-        ShapeError: There is no tensor among them.
-
-    Example:
-        >>> map_first_tensor(torch.neg, ("x", torch.tensor(1), torch.tensor(2)), {})
-        (('x', tensor(-1), tensor(2)), {})
-    """
-    for number, value in enumerate(args):
-        if isinstance(value, Tensor):
-            return (*args[:number], change(value), *args[number + 1 :]), kwargs
-    for name, value in kwargs.items():
-        if isinstance(value, Tensor):
-            return args, {**kwargs, name: change(value)}
-    raise ShapeError("This method changes the images given to a model; it was given no tensor.")
-
-
-@contextmanager
-def explained_inputs(inputs: Iterable[Any]) -> Iterator[None]:
-    """Explain what is wrong with a model's inputs if the model, run inside the block, fails.
-
-    A model may take anything, so nothing is refused beforehand: lists, dicts, arrays, whole numbers
-    and another precision are named only once the model has failed on them.
-
-    Raises:
-        InputTypeError: The model failed, and an input is a list, a dict, an array, not floating
-            point, or of another precision than the model.
-
-    Example:
-        >>> with explained_inputs([[1.0, 2.0]]):
-        ...     nn.Linear(2, 1)([1.0, 2.0])
-        Traceback (most recent call last):
-        ttapca.errors.InputTypeError: A model takes tensors; found a list...
-    """
-    given = list(inputs)
-    try:
-        yield
-    except TtapcaError:
-        raise
-    except (RuntimeError, TypeError, AttributeError) as error:
-        advice = next(filter(None, map(_advice_on, given)), None) or _precision(given, str(error))
-        if advice is None:
-            raise
-        raise InputTypeError(f"{advice} The model said: {error}") from error
-
-
-def _advice_on(value: Any) -> str | None:
-    if isinstance(value, (list, tuple)):
-        kind = type(value).__name__
-        return f"A model takes tensors; found a {kind}. Make one of it with torch.stack({kind})."
-    if isinstance(value, Mapping):
-        names = ", ".join(map(repr, list(value)[:5]))
-        return (
-            f"A model takes tensors; found a {type(value).__name__} with the keys {names}. Give "
-            "its entries by name, as in adapted(**batch), or one of them."
-        )
-    if isinstance(value, np.ndarray):
-        return "A model takes tensors; found a numpy array. Make one with torch.from_numpy(array)."
-    if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
-        kind = str(value.dtype).removeprefix("torch.")
-        return (
-            f"The model cannot take whole numbers; found a tensor of {kind}. Prepare the images as "
-            "in training, for example batch.float() / 255 for pixels from 0 to 255."
-        )
-    return None
-
-
-def _precision(values: list[Any], said: str) -> str | None:
-    """Return what to do about inputs of another precision, if the model complained about types."""
-    kinds = {each.dtype for each in values if isinstance(each, Tensor) and each.is_floating_point()}
-    if torch.float64 in kinds and _ABOUT_TYPES.search(said):
-        return (
-            "A model takes its own precision; found a tensor of float64, which numpy makes "
-            "unasked. Convert it as the model is, mostly with batch.float()."
-        )
-    if not kinds or not _ABOUT_TWO_TYPES.search(said):
-        return None
-    found = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
-    return (
-        f"A model takes its own precision; found a tensor of {found}. Convert it as the model is, "
-        "with batch.to(next(model.parameters()).dtype)."
-    )
-
-
-_ABOUT_TYPES = re.compile(r"dtype|scalar type|[Ii]nput type|Double|double")
-_ABOUT_TWO_TYPES = re.compile(r"same dtype|type \(.*should be the same|expected .*scalar type")

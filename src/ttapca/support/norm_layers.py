@@ -7,7 +7,6 @@ dimension, so that callers need not ask which of the two a layer is.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeGuard
@@ -18,19 +17,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.errors import AttachError
-from ttapca.support.channel_moments import normalised
+from ttapca.support.channel_moments import Moments, normalised
 from ttapca.support.wrapping import Patches, Result, Switch, Wrapper, surely, temporary_patches
 
 
 def with_running_statistics(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Return all BatchNorm layers that have running statistics, by path.
-
-    A layer without them always uses those of the batch: there is no choice.
-
-    Example:
-        >>> with_running_statistics(nn.BatchNorm1d(3, track_running_stats=False))
-        {}
-    """
+    """Return by path the BatchNorm layers that have a choice: others always use the batch's."""
     return {
         path: module
         for path, module in model.named_modules()
@@ -38,7 +30,7 @@ def with_running_statistics(model: nn.Module) -> dict[str, _BatchNorm]:
     }
 
 
-def running_statistics(layer: _BatchNorm) -> tuple[Tensor, Tensor]:
+def running_statistics(layer: _BatchNorm) -> Moments:
     """Return mean and variance of the source, or raise `AttachError` if there are none."""
     if layer.running_mean is None or layer.running_var is None:
         raise AttachError("Mixed statistics need running statistics; the layer lost its own.")
@@ -46,22 +38,12 @@ def running_statistics(layer: _BatchNorm) -> tuple[Tensor, Tensor]:
 
 
 def is_plain(layer: _BatchNorm) -> bool:
-    """Return whether a layer normalises, and does nothing else.
-
-    A subclass with a `forward` of its own may do more: layers of timm have an activation.
-
-    Example:
-        >>> class WithReLU(nn.BatchNorm2d):
-        ...     def forward(self, x):
-        ...         return super().forward(x).relu()
-        >>> is_plain(nn.BatchNorm2d(3)), is_plain(WithReLU(3))
-        (True, False)
-    """
+    """Return whether a layer only normalises: a subclass, as in timm, may have an activation."""
     return type(layer).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
-def moved_to_source(x: Tensor, moments: tuple[Tensor, Tensor], layer: _BatchNorm) -> Tensor:
-    """Return what a layer normalises by its running statistics as it would x by other moments."""
+def moved_to_source(x: Tensor, moments: Moments, layer: _BatchNorm) -> Tensor:
+    """Return the input that a layer normalises to the same values as x by other moments."""
     mean, var = (each.to(x) for each in running_statistics(layer))
     return normalised(x, moments, (var + layer.eps).sqrt(), mean, layer.eps)
 
@@ -74,25 +56,18 @@ def by_running_statistics(layer: _BatchNorm, run: Callable[[], Result]) -> Resul
         layer.training = False
         return run()
 
-    def restore() -> None:
-        layer.training = training
-
-    return surely(run_evaluating, then=restore)
+    return surely(run_evaluating, then=lambda: setattr(layer, "training", training))
 
 
 SampleNorm = nn.GroupNorm | nn.LayerNorm
 
 
 def is_sample_norm(layer: nn.Module) -> TypeGuard[SampleNorm]:
-    """Return whether a layer is of this kind.
+    """Return whether a layer is a GroupNorm, or a LayerNorm over the last dimension.
 
     A LayerNorm over several dimensions has no channels. A layer with a `forward` of its own may
     have them somewhere else, as the `LayerNorm2d` of many networks, or do more than normalise, as
     the `GroupNormAct` of timm.
-
-    Example:
-        >>> [is_sample_norm(nn.LayerNorm(shape)) for shape in (4, (4, 8, 8))]
-        [True, False]
     """
     if isinstance(layer, nn.GroupNorm):
         return type(layer).forward is nn.GroupNorm.forward
@@ -102,35 +77,19 @@ def is_sample_norm(layer: nn.Module) -> TypeGuard[SampleNorm]:
 
 
 def channels_of(layer: SampleNorm) -> int:
-    """Return how many channels a layer has.
-
-    Example:
-        >>> channels_of(nn.GroupNorm(2, 8)), channels_of(nn.LayerNorm(6))
-        (8, 6)
-    """
-    if isinstance(layer, nn.GroupNorm):
-        return layer.num_channels
-    return layer.normalized_shape[0]
+    """Return how many channels a layer has."""
+    return layer.num_channels if isinstance(layer, nn.GroupNorm) else layer.normalized_shape[0]
 
 
 def normalised_alone(layer: SampleNorm, x: Tensor) -> Tensor:
-    """Return what a layer makes of its input before its own scale and shift.
-
-    Returns:
-        Shape (batch, channels, ...), for a LayerNorm as well.
-
-    Example:
-        >>> import torch
-        >>> normalised_alone(nn.LayerNorm(6), torch.rand(5, 9, 6)).shape  # 9 tokens
-        torch.Size([5, 6, 9])
-    """
+    """Return x normalised without scale and shift, in shape (batch, channels, ...)."""
     if isinstance(layer, nn.GroupNorm):
         return F.group_norm(x, layer.num_groups, eps=layer.eps)
     return F.layer_norm(x, layer.normalized_shape, eps=layer.eps).movedim(-1, 1)
 
 
 def in_own_layout(layer: SampleNorm, values: Tensor) -> Tensor:
-    """Return values of shape (batch, channels, ...) as the layer itself would lay them out."""
+    """Return values of shape (batch, channels, ...) in the layout of the layer's own output."""
     return values if isinstance(layer, nn.GroupNorm) else values.movedim(1, -1)
 
 
@@ -145,39 +104,32 @@ class _EveryLayerCalled(Wrapper):
         if not self.surface.enabled:
             return forward(*args, **kwargs)
         patches = Patches()
-        inside = functools.partial(self._hooked, patches, forward, args, kwargs)
-        return surely(inside, then=patches.remove)
 
-    def _hooked(self, patches: Patches, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        # Torch does not take the fast path of a layer that has hooks; this one changes nothing.
-        patches.hook_output(self._layer, lambda *_: None)
-        return forward(*args, **kwargs)
+        def run() -> Any:
+            # Torch does not take the fast path of a layer that has hooks; this one changes nothing.
+            patches.hook_output(self._layer, lambda *_: None)
+            return forward(*args, **kwargs)
+
+        return surely(run, then=patches.remove)
 
 
 def call_every_layer(
     model: nn.Module, layers: Sequence[nn.Module], surface: Switch, patches: Patches
 ) -> None:
-    """Make sure that these layers are called.
+    """Make a model call these layers while a surface is enabled, by patches that are added.
 
     In evaluation mode and without gradients, `nn.TransformerEncoderLayer` computes everything in
     one function of torch and never calls its LayerNorm layers.
-
-    Args:
-        model: Any module.
-        layers: Some of its layers.
-        surface: While it is disabled, everything is as it was.
-        patches: Take what is put on the model for that.
     """
-    these = {id(layer) for layer in layers}
+    wanted = {id(layer) for layer in layers}
     for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and any(
-            id(inner) in these for inner in module.modules()
-        ):
+        inside = {id(inner) for inner in module.modules()}
+        if isinstance(module, nn.TransformerEncoderLayer) and wanted & inside:
             patches.wrap(module, _EveryLayerCalled(module, surface))
 
 
 class _Contiguous(Wrapper):
-    """Gives a GroupNorm layer contiguous images where gradients are taken."""
+    """Gives a GroupNorm layer contiguous images if gradients are taken."""
 
     def __call__(self, forward: Callable[..., Any], /, input: Tensor) -> Any:
         return forward(input.contiguous() if torch.is_grad_enabled() else input)
@@ -191,11 +143,9 @@ def make_gradients_safe(model: nn.Module, patches: Patches) -> None:
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
-        >>> patches = Patches()
-        >>> make_gradients_safe(model, patches)
-        >>> x = torch.rand(2, 3, 8, 8).to(memory_format=torch.channels_last)
-        >>> model(x).sum().backward()
-        >>> patches.remove()
+        >>> with safe_gradients(model):
+        ...     x = torch.rand(2, 3, 8, 8).to(memory_format=torch.channels_last)
+        ...     model(x).sum().backward()
     """
     for module in model.modules():
         if isinstance(module, nn.GroupNorm):

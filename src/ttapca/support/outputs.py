@@ -1,7 +1,7 @@
-"""What the outputs of a model mean, and the one form in which methods read them.
+"""The kinds of outputs that models have, and the one form in which methods read them.
 
 Methods read logits of classes that exclude each other, shape (batch, classes, ...). Outputs of
-other kinds become such logits, and what a method returns becomes outputs again:
+other kinds become such logits, and the logits that a method returns become outputs again:
 
     multiclass    (batch, classes, ...)         as they are
     binary        z: (batch,), (batch, 1, ...)  the logits 0 and z, whose softmax is z's sigmoid
@@ -25,8 +25,9 @@ from ttapca.errors import LayerOutputError, OptionError
 
 OutputKind = Literal["multiclass", "binary", "multilabel", "regression"]
 
-# What a method makes of outputs. `nothing`: it returns them as they are. `classes, if any`: it can
-# do without. `probabilities`: of anything that is or is not so. `classes`: that exclude each other.
+# What outputs are read as. `nothing`: they are returned as they are. `classes, if any`: a kind
+# without classes is returned as it is. `probabilities`: of anything that is or is not so.
+# `classes`: that exclude each other.
 Reads = Literal["nothing", "classes, if any", "probabilities", "classes"]
 
 # Finds the logits in what a model returns.
@@ -39,10 +40,13 @@ class Outputs:
     Args:
         kind: What the outputs mean. By default one logit is `binary`, and more are `multiclass`.
         find: Finds the logits in what the model returns; by default it returns nothing else.
-        reads: What the method makes of them.
+        reads: What they are read as.
+
+    Attributes:
+        found: The kind as which the last outputs were read.
 
     Raises:
-        OptionError: An option makes no sense, or the method cannot serve outputs of this kind.
+        OptionError: An option makes no sense, or outputs of this kind cannot be read so.
 
     Example:
         >>> outputs = Outputs(reads="probabilities")
@@ -66,31 +70,23 @@ class Outputs:
                 "`logits` is a function that finds the logits in what the model returns; found "
                 f"{find!r}."
             )
-        self.kind: OutputKind | None = kind
-        self.find = find
-        self.reads: Reads = reads
-        self._found: OutputKind = kind or "multiclass"  # by the last outputs
-        self._flat = False  # whether these had no dimension for classes
-        self._check_kind()
-
-    def _check_kind(self) -> None:
-        if self.kind == "regression" and self.reads in ("probabilities", "classes"):
+        if kind == "regression" and reads in ("probabilities", "classes"):
             raise OptionError(
                 "This method looks at class probabilities; the outputs of a regression have none. "
                 "Choose one that takes any output, or leave "
                 '`outputs="regression"` out if the model predicts classes.'
             )
-        if self.kind == "multilabel" and self.reads == "classes":
+        if kind == "multilabel" and reads == "classes":
             raise OptionError(
                 "This method is for classes that exclude each other; the labels of "
                 '`outputs="multilabel"` do not. Choose one that looks at each label by itself, or '
                 "one that takes any output."
             )
-
-    @property
-    def found(self) -> OutputKind:
-        """What the last outputs were read as."""
-        return self._found
+        self.kind: OutputKind | None = kind
+        self.find = find
+        self.reads: Reads = reads
+        self.found: OutputKind = kind or "multiclass"
+        self._flat = False  # whether the last outputs had no dimension for classes
 
     @property
     def exclusive(self) -> bool:
@@ -99,7 +95,22 @@ class Outputs:
 
     def plain(self, output: Any) -> Any:
         """Return the logits in what a model returns, as they are."""
-        return output if self.find is None else _found(self.find, output)
+        if self.find is None:
+            return output
+        kind = type(output).__name__
+        try:
+            logits = self.find(output)
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
+            raise LayerOutputError(
+                f"`logits` finds the logits in what the model returns, a {kind}; it failed: "
+                f"{error!r}."
+            ) from error
+        if not isinstance(logits, Tensor):
+            raise LayerOutputError(
+                "`logits` finds one tensor in what the model returns; it found a "
+                f"{type(logits).__name__} in a {kind}."
+            )
+        return logits
 
     def __call__(self, output: Any) -> Any:
         """Return the logits in what a model returns, in the form in which the method reads them."""
@@ -113,24 +124,19 @@ class Outputs:
         return self._as_classes(logits)
 
     def of_classes(self, output: Any) -> Tensor | None:
-        """Return the logits of classes that exclude each other; None where there are none."""
+        """Return the logits of classes that exclude each other; None if there are none."""
         return self._as_classes(self.plain(output)) if self.exclusive else None
 
     def _as_classes(self, logits: Any) -> Tensor:
         if not isinstance(logits, Tensor) or not logits.dim():
-            is_tensor = isinstance(logits, Tensor)
-            found = "a single number" if is_tensor else f"a {type(logits).__name__}"
-            raise LayerOutputError(
-                "The model must return logits as one tensor of shape (batch, classes, ...); found "
-                f"{found}. Say how to find them: `logits=lambda output: output.logits`."
-            )
+            raise _no_logits(logits)
         alone = logits.dim() == 1 or logits.shape[1] == 1
-        self._found = self.kind or ("binary" if alone else "multiclass")
+        self.found = self.kind or ("binary" if alone else "multiclass")
         self._flat = logits.dim() == 1
-        if self._found == "multiclass":
+        if self.found == "multiclass":
             _check(not alone, "multiclass", "two logits or more: (batch, classes, ...)", logits)
             return logits
-        if self._found == "binary":
+        if self.found == "binary":
             _check(alone, "binary", "one logit: (batch,) or (batch, 1, ...)", logits)
             both = logits.unsqueeze(1) if self._flat else logits
             return torch.cat([torch.zeros_like(both), both], 1)
@@ -139,23 +145,33 @@ class Outputs:
 
     def as_returned(self, logits: Any) -> Any:
         """Return logits of classes as the model returns its outputs."""
-        if self.reads == "nothing" or self._found in ("multiclass", "regression"):
+        if self.reads == "nothing" or self.found in ("multiclass", "regression"):
             return logits
         if self.reads == "classes, if any" and not self.exclusive:
             return logits
-        # As log odds they need no constant, and what nobody changed comes back bit for bit.
+        # As log odds they need no constant, and logits that no method changed stay bit for bit.
         odds = logits[:, 1] - logits[:, 0]
-        return odds if self._flat or self._found == "multilabel" else odds.unsqueeze(1)
+        return odds if self._flat or self.found == "multilabel" else odds.unsqueeze(1)
 
     def count(self, logits: Tensor) -> int:
-        """Return how many numbers a model returns for each prediction, which is read as these."""
-        if self._found == "multilabel":
+        """Return how many numbers a model returns for each prediction that is read as these."""
+        if self.found == "multilabel":
             return logits.shape[2]
-        return 1 if self._found == "binary" else logits.shape[1]
+        return 1 if self.found == "binary" else logits.shape[1]
 
     def of_pixels(self, logits: Tensor) -> bool:
         """Return whether logits, as methods read them, are predictions for every pixel."""
-        return logits.dim() > (3 if self._found == "multilabel" else 2)
+        return logits.dim() > (3 if self.found == "multilabel" else 2)
+
+
+def _no_logits(output: object) -> LayerOutputError:
+    found = f"a {type(output).__name__}"
+    if isinstance(output, Tensor):
+        found = f"shape {tuple(output.shape)}" if output.dim() else "a single number"
+    return LayerOutputError(
+        "The model must return logits as one tensor of shape (batch, classes, ...); found "
+        f"{found}. Say how to find them: `logits=lambda output: output.logits`."
+    )
 
 
 def _check(holds: bool, kind: OutputKind, rule: str, logits: Tensor) -> None:
@@ -167,38 +183,8 @@ def _check(holds: bool, kind: OutputKind, rule: str, logits: Tensor) -> None:
         )
 
 
-def _found(find: FindLogits, output: Any) -> Tensor:
-    try:
-        logits = find(output)
-    except (AttributeError, KeyError, IndexError, TypeError) as error:
-        raise LayerOutputError(
-            f"`logits` finds the logits in what the model returns, a {type(output).__name__}; it "
-            f"failed: {error!r}."
-        ) from error
-    if not isinstance(logits, Tensor):
-        raise LayerOutputError(
-            "`logits` finds one tensor in what the model returns; it found a "
-            f"{type(logits).__name__} in a {type(output).__name__}."
-        )
-    return logits
-
-
 def softmax_entropy(logits: Tensor) -> Tensor:
-    """Return the entropy of each prediction, in nats.
-
-    Args:
-        logits: Shape (batch, classes), or (batch, classes, ...) for dense predictions.
-
-    Returns:
-        Shape (batch,) or (batch, ...); float32 at least.
-
-    Raises:
-        LayerOutputError: This is not a tensor with two classes or more.
-
-    Example:
-        >>> softmax_entropy(torch.zeros(1, 2)).tolist()  # log 2
-        [0.6931471824645996]
-    """
+    """Return the entropy of each prediction in nats, shape (batch, ...); see `log_softmax`."""
     log_probabilities = log_softmax(logits)
     return -(log_probabilities.exp() * log_probabilities).sum(1)
 
@@ -208,19 +194,9 @@ def log_softmax(logits: Tensor) -> Tensor:
 
     Raises:
         LayerOutputError: This is not a tensor with two classes or more.
-
-    Example:
-        >>> log_softmax(torch.zeros(1, 2)).exp().tolist()
-        [[0.5, 0.5]]
     """
     if not isinstance(logits, Tensor) or logits.dim() < 2:
-        is_tensor = isinstance(logits, Tensor)
-        found = f"shape {tuple(logits.shape)}" if is_tensor else f"a {type(logits).__name__}"
-        raise LayerOutputError(
-            "The model must return logits as one tensor of shape (batch, classes, ...); found "
-            f"{found}. Say how to find them: "
-            "`logits=lambda output: output.logits`."
-        )
+        raise _no_logits(logits)
     if logits.shape[1] < 2:
         raise LayerOutputError(
             "A method that lowers entropy needs logits of two classes or more; the model returns "
@@ -228,5 +204,4 @@ def log_softmax(logits: Tensor) -> Tensor:
             "softmax is a sigmoid: torch.cat([torch.zeros_like(z), z], 1). An adapter does so by "
             "itself; see `ttapca.support.outputs`."
         )
-    precise = torch.promote_types(logits.dtype, torch.float32)
-    return logits.log_softmax(1, dtype=precise)
+    return logits.log_softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))

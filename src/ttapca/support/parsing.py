@@ -1,6 +1,6 @@
 """Read small text files from anywhere, with bounds on size, depth and numbers.
 
-Whatever is read is then compared with a rule of `ttapca._checks`.
+Their content is then compared with a rule of `ttapca._checks`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 import os
 import stat
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,7 @@ LONGEST_NUMBER = 20  # digits of a whole number; 2^63 has 19
 
 
 def read_bounded(path: Path, error: ErrorType, largest: int = LARGEST) -> bytes:
-    """Return the content of a file that must be small.
-
-    Raises:
-        OSError: The operating system refuses.
-        TtapcaError: The one that `error` makes: the file is larger.
-
-    Example:
-        >>> from ttapca.errors import DataFormatError
-        >>> read_bounded(Path(__file__), DataFormatError, largest=10)
-        Traceback (most recent call last):
-        ttapca.errors.DataFormatError: ... must have at most 10 bytes; it is larger...
-    """
+    """Return the content of a file that must be small, or raise the error that `error` makes."""
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
         # Python reserves as many bytes as it is asked to read.
@@ -46,12 +34,7 @@ def read_bounded(path: Path, error: ErrorType, largest: int = LARGEST) -> bytes:
 
 
 def parse_json(
-    text: bytes | str,
-    where: str,
-    error: ErrorType,
-    *,
-    largest: int = LARGEST,
-    finite: bool = True,
+    text: bytes | str, where: str, error: ErrorType, *, largest: int = LARGEST, finite: bool = True
 ) -> Any:
     """Parse JSON, with bounds on size, depth and numbers, and no name twice in one object.
 
@@ -85,13 +68,7 @@ def parse_json(
 
 
 def parse_toml(text: bytes | str, where: str, error: ErrorType) -> dict[str, Any]:
-    """Parse TOML with bounds on size and depth; the arguments are those of `parse_json`.
-
-    Example:
-        >>> from ttapca.errors import DataFormatError
-        >>> parse_toml("a = [1, 2]", "a.toml", DataFormatError)
-        {'a': [1, 2]}
-    """
+    """Parse TOML with bounds on size and depth; the arguments are those of `parse_json`."""
     try:
         if len(text) > LARGEST_TOML:
             raise ValueError(f"it has more than {LARGEST_TOML:,} characters")
@@ -131,16 +108,11 @@ def _finite(text: str) -> float:
 def _check_depth(content: object) -> None:
     level = [content]
     for _ in range(DEEPEST):
-        level = [child for each in level for child in _children(each)]
+        tables = (list(each.values()) if isinstance(each, dict) else each for each in level)
+        level = [child for each in tables if isinstance(each, list) for child in each]
         if not level:
             return
     raise ValueError(f"it is nested more than {DEEPEST} deep")
-
-
-def _children(value: object) -> Sequence[object]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else ()
 
 
 def finite(value: Any) -> Any:

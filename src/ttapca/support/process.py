@@ -19,14 +19,9 @@ PROC = Path("/proc")
 
 
 def available_memory(cgroups: Path = CGROUPS, proc: Path = PROC) -> int | None:
-    """Return how many bytes this process can still get; None where the system does not tell.
+    """Return how many bytes this process can still get; None if the system does not tell.
 
     Memory that only caches files counts as free. Both arguments are for tests.
-
-    Example:
-        >>> found = available_memory()
-        >>> found is None or found > 2**20
-        True
     """
     limits = list(_group_limits(cgroups, proc))
     with suppress(OSError, ValueError, IndexError):
@@ -39,35 +34,25 @@ def available_memory(cgroups: Path = CGROUPS, proc: Path = PROC) -> int | None:
 
 
 def resident_memory() -> int:
-    """Return how many bytes of memory this process has now.
-
-    Example:
-        >>> resident_memory() > 2**20
-        True
-    """
+    """Return how many bytes of memory this process has now."""
     return _of_this_process("VmRSS:")
 
 
 def peak_memory() -> float:
-    """Return the highest resident memory of this process since it was forgotten, in MB.
-
-    Example:
-        >>> peak_memory() > 10
-        True
-    """
+    """Return in MB the highest resident memory of this process since `forget_peak_memory`."""
     return _of_this_process("VmHWM:") / 1e6
 
 
 def forget_peak_memory() -> None:
-    """Start to measure anew, where the system can; elsewhere the peak is that of the whole run."""
+    """Start to measure the peak anew on Linux; elsewhere it is that of the whole run."""
     with suppress(OSError):
-        (PROC / "self" / "clear_refs").write_text("5")  # Linux: forget the peak memory
+        (PROC / "self" / "clear_refs").write_text("5")
 
 
 def _of_this_process(entry: str) -> int:
     """Return bytes by Linux's own count; elsewhere the peak, and 0 on Windows, which tells none.
 
-    `getrusage` is used only where there is no other way: on Linux it starts with the peak of the
+    `getrusage` is used only if there is no other way: on Linux it starts with the peak of the
     parent process.
     """
     with suppress(OSError, ValueError, IndexError):
@@ -87,7 +72,7 @@ def _kilobytes(line: str) -> int:
 
 
 def _group_limits(cgroups: Path, proc: Path) -> Iterator[int]:
-    """Yield what each control group of this process leaves to it, in bytes."""
+    """Yield the bytes that each control group of this process leaves to it."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:

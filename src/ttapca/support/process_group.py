@@ -1,4 +1,4 @@
-"""What ranks of a job tell each other: facts as JSON, and tensors. Nothing is unpickled."""
+"""Messages between the ranks of a job: facts as JSON, and tensors. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -17,19 +17,14 @@ AT_ONCE = 2**28  # bytes that are sent in one message
 
 
 def several_ranks() -> bool:
-    """Return whether this process is one of several in an initialised `torch.distributed` job.
-
-    Example:
-        >>> several_ranks()
-        False
-    """
+    """Return whether this process is one of several in an initialised `torch.distributed` job."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 class ProcessGroup:
-    """All ranks of the job, in a group of their own, so that nobody else's messages get mixed up.
+    """All ranks of the job, in a group of their own, apart from the messages of other groups.
 
-    It uses gloo, whatever the job's own backend is: what is sent lies in the memory of the CPU.
+    It uses gloo, whatever the job's own backend is: its messages lie in the memory of the CPU.
     """
 
     def __init__(self) -> None:
@@ -41,27 +36,27 @@ class ProcessGroup:
         dist.destroy_process_group(self._group)
 
     def told(self, facts: Any) -> list[Any]:
-        """Return what each rank tells, which is anything that JSON can hold."""
+        """Return the facts of each rank, given those of this one: anything that JSON can hold."""
         own = _bytes_of(facts)
-        lengths = self._gathered(torch.tensor([len(own)]))
-        longest = int(lengths.max())
-        padded = torch.zeros(longest, dtype=torch.uint8)
+        lengths = self._all(torch.tensor([len(own)]))
+        padded = torch.zeros(int(max(lengths)), dtype=torch.uint8)
         padded[: len(own)] = own
-        rows = self._gathered(padded)
-        return [_facts_in(row[: int(length)]) for row, length in zip(rows, lengths, strict=True)]
+        rows = zip(self._all(padded), lengths, strict=True)
+        return [_facts_in(row[: int(length)]) for row, length in rows]
 
-    def _gathered(self, own: Tensor) -> Tensor:
+    def _all(self, own: Tensor) -> list[Tensor]:
+        """Return the tensor of each rank, all of one shape."""
         found = [torch.empty_like(own) for _ in range(self.count)]
         dist.all_gather(found, own, group=self._group)
-        return torch.stack(found)
+        return found
 
     def send(self, tensors: Mapping[str, Tensor], *, to: int) -> None:
         """Send tensors by name to another rank, which must receive them."""
-        self._give(tensors, {}, lambda each: dist.send(each, to, group=self._group))
+        _give(tensors, {}, lambda each: dist.send(each, to, group=self._group))
 
     def receive(self, sender: int) -> dict[str, Tensor]:
-        """Return what another rank sends to this one."""
-        return self._take(lambda each: dist.recv(each, sender, group=self._group))[0]
+        """Return the tensors that another rank sends to this one."""
+        return _take(lambda each: dist.recv(each, sender, group=self._group))[0]
 
     def broadcast(
         self, tensors: Mapping[str, Tensor] | None = None, facts: Any = None
@@ -72,45 +67,44 @@ class ProcessGroup:
             dist.broadcast(each, 0, group=self._group)
 
         if tensors is None:
-            return self._take(move)
-        self._give(tensors, facts, move)
+            return _take(move)
+        _give(tensors, facts, move)
         return dict(tensors), facts
 
-    def _give(
-        self, tensors: Mapping[str, Tensor], facts: Any, move: Callable[[Tensor], object]
-    ) -> None:
-        forms = [
-            (name, str(each.dtype).removeprefix("torch."), list(each.shape))
-            for name, each in tensors.items()
-        ]
-        header = _bytes_of({"tensors": forms, "facts": facts})
-        move(torch.tensor([len(header)]))
-        for each in (header, *tensors.values()):
-            for part in _parts(each.detach().cpu().contiguous()):
-                move(part)
 
-    def _take(self, move: Callable[[Tensor], object]) -> tuple[dict[str, Tensor], Any]:
-        length = torch.tensor([0])
-        move(length)
-        header = torch.empty(int(length), dtype=torch.uint8)
-        for part in _parts(header):
+def _give(tensors: Mapping[str, Tensor], facts: Any, move: Callable[[Tensor], object]) -> None:
+    """Send a header, which says what follows, and then the tensors."""
+    forms = [
+        (name, str(each.dtype).removeprefix("torch."), list(each.shape))
+        for name, each in tensors.items()
+    ]
+    header = _bytes_of({"tensors": forms, "facts": facts})
+    move(torch.tensor([len(header)]))
+    for each in (header, *tensors.values()):
+        _move_parts(each.detach().cpu().contiguous(), move)
+
+
+def _take(move: Callable[[Tensor], object]) -> tuple[dict[str, Tensor], Any]:
+    """Receive what `_give` sends."""
+    length = torch.tensor([0])
+    move(length)
+    header = torch.empty(int(length), dtype=torch.uint8)
+    _move_parts(header, move)
+    told = _facts_in(header)
+    found = {
+        name: torch.empty(shape, dtype=getattr(torch, dtype))
+        for name, dtype, shape in told["tensors"]
+    }
+    for each in found.values():
+        _move_parts(each, move)
+    return found, told["facts"]
+
+
+def _move_parts(tensor: Tensor, move: Callable[[Tensor], object]) -> None:
+    """Move the bytes of a contiguous tensor, as views, in messages that are not too long."""
+    if tensor.numel():
+        for part in torch.split(tensor.view(-1).view(torch.uint8), AT_ONCE):
             move(part)
-        told = _facts_in(header)
-        found = {
-            name: torch.empty(shape, dtype=getattr(torch, dtype))
-            for name, dtype, shape in told["tensors"]
-        }
-        for each in found.values():
-            for part in _parts(each):
-                move(part)
-        return found, told["facts"]
-
-
-def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return a contiguous tensor as views of its bytes, none of them too long; none if empty."""
-    if not tensor.numel():
-        return ()
-    return torch.split(tensor.view(-1).view(torch.uint8), AT_ONCE)
 
 
 def _bytes_of(facts: Any) -> Tensor:

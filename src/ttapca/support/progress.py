@@ -1,4 +1,4 @@
-"""What a long operation tells a `Reporter`: how far it is, and how many there are."""
+"""How a long operation tells a `Reporter` its progress, and how counts are written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ StepOf = TypeVar("StepOf", covariant=True)
 
 
 def counted(number: int, thing: str) -> str:
-    """Say how many things there are.
+    """Write a number of things.
 
     Example:
         >>> counted(1, "image"), counted(2000, "image")
@@ -21,7 +21,7 @@ def counted(number: int, thing: str) -> str:
 
 
 class Reporter(Protocol):
-    """What a caller implements to follow a long operation.
+    """The methods that a caller implements to follow a long operation.
 
     Example:
         >>> class Loud:
@@ -45,16 +45,12 @@ class Reporter(Protocol):
             done: Number of images, batches or bytes that are done.
             total: Number of all of them, or None if unknown. The task is finished when `done`
                 reaches it.
-            facts: What is known so far, for people, such as the error.
+            facts: Results so far, for people, such as the error.
         """
 
 
 class Silent:
-    """A reporter that reports nothing.
-
-    Example:
-        >>> Silent().note("nobody reads this")
-    """
+    """A reporter that reports nothing."""
 
     def note(self, text: str) -> None:
         """Ignore the sentence."""
@@ -64,16 +60,7 @@ class Silent:
 
 
 class Counted(Generic[StepOf]):
-    """Steps whose number is known, and what each of them is.
-
-    Attributes:
-        unit: What a step is, in a word; steps that do not say are batches.
-
-    Example:
-        >>> parts = Counted(iter("ab"), "part", 2)
-        >>> operator.length_hint(parts), list(parts)
-        (2, ['a', 'b'])
-    """
+    """Steps whose number is known, and the word for one of them; other steps are batches."""
 
     def __init__(self, steps: Iterable[StepOf], unit: str, count: int) -> None:
         self._steps, self.unit, self._count = steps, unit, count
@@ -91,8 +78,8 @@ class Steps:
     """Wraps the batches of a loop, as `tqdm` does, and tells a reporter about each.
 
     Args:
-        reporter: Who is told.
-        task: What the loop does.
+        reporter: Receives the progress.
+        task: Name of the loop's work.
         total: Number of batches of all loops together; by default that of the loops so far.
         done: Number of batches that were done before.
 
@@ -109,13 +96,13 @@ class Steps:
         self._plan = ""
 
     def plan(self, plan: object) -> None:
-        """Note what the task will do; a second try with the same plan is not noted again."""
+        """Note the plan of the task; a second try with the same plan is not noted again."""
         if self._plan != str(plan):
             self._plan = str(plan)
             self._reporter.note(f"{self._task}: {plan}")
 
     def stage(self, name: str) -> None:
-        """Name the work that is done now, if nobody knows how much of it is left."""
+        """Name the work that is done now, of an unknown length."""
         self._reporter.advance(self._task, self._done, None, name)
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Tensors: casts, also under `torch.autocast`, and a cache of what was computed from them."""
+"""Tensors: casts, also under `torch.autocast`, and a cache of values computed from them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from torch import Tensor
 from ttapca.support.wrapping import finally_do
 
 Made = TypeVar("Made")
+WIDE = (torch.float32, torch.float64)
 
 
 def as_on(value: Tensor, other: Tensor) -> Tensor:
-    """Return a tensor on the device and in the precision of another; itself where it is so already.
+    """Return a tensor on the device and in the precision of another; itself if it is so already.
 
     The same as `value.to(other)`, in a third of the time: streams are exchanged at every call.
     """
@@ -25,53 +26,35 @@ def as_on(value: Tensor, other: Tensor) -> Tensor:
 
 
 def at_least_float32(value: Tensor) -> Tensor:
-    """Return a tensor in float32 or better; itself where it is so already.
-
-    Example:
-        >>> at_least_float32(torch.ones(1, dtype=torch.bfloat16)).dtype
-        torch.float32
-    """
-    if value.dtype in (torch.float32, torch.float64):
+    """Return a tensor in float32 or better; itself if it is so already."""
+    if value.dtype in WIDE:
         return value
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 def not_below_float32(convert: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return what moves and casts tensors as another function does, but none down from float32.
+    """Return a function that moves and casts as another does, but casts none down from float32.
 
-    What is narrower already, such as copies that are quick to read, goes with it.
-
-    Example:
-        >>> not_below_float32(torch.Tensor.half)(torch.ones(1)).dtype
-        torch.float32
-        >>> not_below_float32(torch.Tensor.double)(torch.ones(1)).dtype
-        torch.float64
+    A narrower tensor, such as a copy that is quick to read, is cast as the other function does.
     """
 
     def converted(tensor: Tensor) -> Tensor:
-        found, wide = convert(tensor), (torch.float32, torch.float64)
-        lowered = tensor.dtype in wide and found.dtype not in wide
+        found = convert(tensor)
+        lowered = tensor.dtype in WIDE and found.dtype not in WIDE
         return tensor.to(found.device) if lowered else found
 
     return converted
 
 
 def identity(tensor: Tensor) -> tuple[Any, ...]:
-    """Return something that changes whenever a tensor is written, cast or moved."""
+    """Return a value that changes whenever a tensor is written, cast or moved."""
     # Tensors that were made in inference mode do not count how often they are written.
     version = None if tensor.is_inference() else tensor._version
     return tensor.data_ptr(), version, tensor.dtype, tensor.device
 
 
 def own_precision(device: torch.device) -> AbstractContextManager[object]:
-    """Compute in the precision of the tensors themselves, also where autocast is on.
-
-    Example:
-        >>> one = torch.ones(1, 1)
-        >>> with torch.autocast("cpu", torch.bfloat16), own_precision(one.device):
-        ...     (one @ one).dtype
-        torch.float32
-    """
+    """Compute in the precision of the tensors themselves, even inside `torch.autocast`."""
     kind = device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
@@ -84,11 +67,6 @@ def new_casts() -> Iterator[None]:
 
     It would keep its casts until its block ends, and so run the model with weights as they were
     before they were moved, or exchanged.
-
-    Example:
-        >>> with new_casts():
-        ...     torch.is_autocast_cache_enabled()
-        False
     """
     before = torch.is_autocast_cache_enabled()
     with finally_do(functools.partial(torch.set_autocast_cache_enabled, before)):
@@ -98,7 +76,7 @@ def new_casts() -> Iterator[None]:
 
 
 class TensorCache(Generic[Made]):
-    """Keeps what was computed from some tensors, as long as these stay as they are.
+    """Keeps a value computed from some tensors, as long as these stay as they are.
 
     Copies and pickles start empty.
 
@@ -119,7 +97,7 @@ class TensorCache(Generic[Made]):
         return {"_kept": None}
 
     def get(self, tensors: Sequence[Tensor], make: Callable[[], Made]) -> Made:
-        """Return what is kept for these tensors, or make it outside of inference mode."""
+        """Return the value that is kept for these tensors, or make it outside of inference mode."""
         state = [identity(each) for each in tensors]
         kept = self._kept  # read once: threads may share it
         if kept is None or kept[0] != state:

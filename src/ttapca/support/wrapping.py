@@ -1,12 +1,12 @@
 """Put wrappers around a module's `forward`, and hooks on it, and take them off in any case.
 
-An interrupt (Ctrl-C) may come at any line. So `Patches` notes what it is about to put on a module
-before it does so, and what must be undone at the end of a pass or a block is undone by `surely` or
-`finally_do`, which begin before there is anything to undo.
+An interrupt (Ctrl-C) may come at any line. So `Patches` notes each patch before it puts it on a
+module, and `surely` or `finally_do`, which undo at the end of a pass or a block, begin before there
+is anything to undo.
 
 Torch calls no forward hook after an interrupt, or any other exception that is not an `Exception`,
-not even one that was registered to be called always. So whatever must be taken out when a pass is
-over is put in and taken out around `forward` itself.
+not even one that was registered to be called always. So changes that last for one pass are made and
+undone around `forward` itself.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class WrappedForward:
 class Patches:
     """Wrappers and hooks that were put on modules together, and come off together.
 
-    Each is noted before it is put on. So `remove` takes off all that is there, however putting it
-    on has ended, and may be called again if it was interrupted itself.
+    Each is noted before it is put on. So `remove` takes off all of them, even if an interrupt cut
+    off putting them on, and may be called again if it was interrupted itself.
 
     Example:
         >>> import torch
@@ -120,19 +120,16 @@ class Patches:
             module.forward = WrappedForward(module, wrapper)
 
     def hook_output(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        """Call a hook with what a module returns: `hook(module, args, output)`."""
+        """Call `hook(module, args, output)` after a module."""
         self._noted.append((module, hook))
         module.register_forward_hook(hook)
 
     def hook_input(
         self, module: nn.Module, hook: Callable[..., Any], *, first: bool = False
     ) -> None:
-        """Call a hook with what a module is given: `hook(module, args, kwargs)`.
+        """Call `hook(module, args, kwargs)` before a module, and before its other hooks if `first`.
 
-        Args:
-            module: Any module.
-            hook: Returns other arguments, or None.
-            first: Whether it comes before the hooks that are there already.
+        The hook returns other arguments, or None.
         """
         self._noted.append((module, hook))
         module.register_forward_pre_hook(hook, prepend=first, with_kwargs=True)
@@ -174,7 +171,7 @@ def wrappers_of(module: nn.Module) -> list[Wrapper]:
 
 
 def is_replaced(module: nn.Module) -> bool:
-    """Return whether a module runs something else than its own `forward`, whoever changed it."""
+    """Return whether a module runs something else than its own `forward`."""
     found = vars(module).get("forward")
     if isinstance(found, WrappedForward):
         return found.shadowed is not None or any(each.replaces for each in found.wrappers)
@@ -185,11 +182,7 @@ def surely(run: Callable[[], Result], then: Callable[[], object]) -> Result:
     """Return what `run` returns, and call `then` afterwards, however `run` ends.
 
     An interrupt (Ctrl-C) may come at any moment, even in the middle of `then`, so `then` is called
-    twice: it must continue where it was cut off, and do nothing when everything is done.
-
-    Example:
-        >>> surely(lambda: 1 + 1, then=lambda: None)
-        2
+    twice: it must continue at the point of the interrupt, and do nothing if all is done.
     """
     try:
         try:
@@ -202,16 +195,9 @@ def surely(run: Callable[[], Result], then: Callable[[], object]) -> Result:
 
 @contextmanager
 def finally_do(then: Callable[[], object]) -> Iterator[None]:
-    """Call something at the end of a block, however that ends, as `surely` does.
+    """Call something twice at the end of a block, however that ends; see `surely`.
 
     Begin the block before there is anything to undo.
-
-    Example:
-        >>> with finally_do(lambda: print("undone")):
-        ...     print("done")
-        done
-        undone
-        undone
     """
     try:
         try:

@@ -16,7 +16,8 @@ from ttapca._checks import Maybe, Whole, check_option
 from ttapca.adaptation.surfaces.base import AroundForward, Surface, has_surface
 from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.stream import ParameterValues, Stream, set_values
-from ttapca.support.modules import device_and_dtype, map_first_tensor
+from ttapca.support.inputs import map_first_tensor
+from ttapca.support.modules import device_and_dtype
 from ttapca.support.wrapping import surely
 
 WIDTH = 16  # channels inside the residual network of an input transformation
