@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import ttapca
 from oracles import images, small_convnet
 from ttapca.fitting.fit import ROUTES
-from ttapca.spectral.basis import BASES, Basis, basis_kind, usual_basis
+from ttapca.spectral.basis import Basis
+from ttapca.spectral.basis_choice import BASES, basis_kind, usual_basis
 
 DATA = images(90)
 CASES = {

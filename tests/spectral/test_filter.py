@@ -13,7 +13,8 @@ import ttapca
 from oracles import DensePCA, images, small_convnet
 from ttapca import PCA, Moments, SpectralFilter
 from ttapca.errors import ShapeError
-from ttapca.spectral.basis import Dense, Folded
+from ttapca.spectral.basis import Dense
+from ttapca.spectral.folded import Folded
 from ttapca.spectral.gains import Gain, SourceComponents, make_gain
 
 SHAPE = (2, 3, 2)

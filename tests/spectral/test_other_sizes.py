@@ -20,10 +20,9 @@ import ttapca
 from oracles import images, natural, small_convnet
 from ttapca import SpectralFilter
 from ttapca.errors import ShapeError
-from ttapca.spectral.basis import Cosine
 from ttapca.spectral.calibration import SourceSpectrum, energies_of, rest_of
 from ttapca.spectral.closed_form import ClosedFormGain
-from ttapca.spectral.cosine import CoefficientMoments, fit_channel_dct
+from ttapca.spectral.cosine import CoefficientMoments, Cosine, fit_channel_dct
 from ttapca.spectral.gains import Gain, SourceComponents, make_gain
 from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.stream import Stream

@@ -18,7 +18,8 @@ from torch import Tensor
 from ttapca._checks import ListOf, Number, OneOf, Record, Rule, Such, Text, Whole, conform
 from ttapca.errors import SavedFilterError
 from ttapca.fitting.fingerprint import COLUMNS
-from ttapca.spectral.basis import ROUTE_NAMES, Basis, TensorForm, basis_kind
+from ttapca.spectral.basis import Basis, TensorForm
+from ttapca.spectral.basis_choice import ROUTE_NAMES, basis_kind
 from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.outliers import floor_of, is_image
 from ttapca.spectral.textures import TEXTURES

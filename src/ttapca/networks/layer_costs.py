@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.errors import ShapeError, TtapcaError
-from ttapca.spectral.affine import WEIGHTED, takes_images
-from ttapca.spectral.basis import LARGEST_DENSE, cosines_serve, usual_basis
+from ttapca.spectral.basis_choice import LARGEST_DENSE, cosines_serve, takes_images, usual_basis
+from ttapca.spectral.folded import WEIGHTED
 from ttapca.spectral.outliers import is_image
 from ttapca.support.modules import (
     LayerPaths,

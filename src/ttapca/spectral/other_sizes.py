@@ -33,11 +33,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor
 
-from ttapca.spectral.cosine import coefficients_of, dct_matrix, images_of
-from ttapca.spectral.fast_cosine import FastCosines, at_once, is_fast
+from ttapca.spectral.cosine_transform import (
+    FastCosines,
+    at_once,
+    coefficients_of,
+    dct_matrix,
+    images_of,
+    is_fast,
+)
 
 if TYPE_CHECKING:
-    from ttapca.spectral.basis import Cosine
+    from ttapca.spectral.cosine import Cosine
 
 # Cosines of each direction that belong to the layout of an image: so many, or one in so many.
 LAYOUT = 8
@@ -59,7 +65,7 @@ class OtherSize:
         at_once: How many images are best worked on at a time; see `Basis`.
 
     Example:
-        >>> from ttapca.spectral.basis import Cosine
+        >>> from ttapca.spectral.cosine import Cosine
         >>> basis = Cosine(torch.eye(1), torch.arange(256), (1, 16, 16))
         >>> larger = OtherSize(basis, (1, 32, 32), torch.zeros(256))
         >>> wave = torch.zeros(1, 32, 32)

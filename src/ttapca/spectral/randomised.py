@@ -23,8 +23,16 @@ from torch import Tensor
 
 from ttapca._checks import Whole, check_option
 from ttapca.errors import OptionError
-from ttapca.spectral.moments import finite_samples, float64_device, merged_means
-from ttapca.spectral.pca import PCA, check_sample_count, choose_components, eigh_descending, signs
+from ttapca.spectral.pca import (
+    PCA,
+    check_sample_count,
+    choose_components,
+    eigh_descending,
+    finite_samples,
+    float64_device,
+    merged_means,
+    signs,
+)
 
 # Extra columns beyond the components asked for: the trailing ones converge slowest.
 OVERSAMPLING = 64

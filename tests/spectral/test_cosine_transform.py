@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ttapca.spectral import basis as basis_module
-from ttapca.spectral import fast_cosine, other_sizes
-from ttapca.spectral.basis import Cosine
-from ttapca.spectral.fast_cosine import FastCosines
+from ttapca.spectral import cosine, cosine_transform, other_sizes
+from ttapca.spectral.cosine import Cosine
+from ttapca.spectral.cosine_transform import FastCosines
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import Gain
 
@@ -79,7 +78,7 @@ def test_large_images_have_the_same_components_as_by_matrices(
     rebuilt_there = larger.add_rebuilt(images_there, found_there)
     torch.testing.assert_close(rebuilt_there, 2 * images_there)
 
-    for module in (basis_module, other_sizes):
+    for module in (cosine, other_sizes):
         monkeypatch.setattr(module, "is_fast", lambda *_: False)
     torch.testing.assert_close(found, basis.project(samples))
     torch.testing.assert_close(rebuilt, basis.add_rebuilt(samples, found[:, :30_000]))
@@ -89,10 +88,10 @@ def test_large_images_have_the_same_components_as_by_matrices(
 
 def test_when_matrices_take_over() -> None:
     large = torch.zeros(1, dtype=torch.float32)
-    assert fast_cosine.is_fast(large, LARGE)
-    assert not fast_cosine.is_fast(large, (3, 64, 64))
-    assert not fast_cosine.is_fast(large.bfloat16(), LARGE)
-    assert (fast_cosine.at_once(LARGE), fast_cosine.at_once((3, 64, 64))) == (1, None)
+    assert cosine_transform.is_fast(large, LARGE)
+    assert not cosine_transform.is_fast(large, (3, 64, 64))
+    assert not cosine_transform.is_fast(large.bfloat16(), LARGE)
+    assert (cosine_transform.at_once(LARGE), cosine_transform.at_once((3, 64, 64))) == (1, None)
     narrow = Cosine(torch.eye(3).bfloat16(), torch.arange(10), LARGE)
     assert narrow.project(torch.zeros(2, 49_920).bfloat16()).dtype == torch.bfloat16
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -111,7 +110,7 @@ def test_gradients_are_those_of_the_inverse() -> None:
 
 
 def test_what_was_made_in_inference_mode_serves_gradients() -> None:
-    fast_cosine._plan.cache_clear()
+    cosine_transform._plan.cache_clear()
     basis = Cosine(torch.eye(3), torch.arange(49_920), LARGE)
     samples = images(1, shape=(49_920,)).float()
     with torch.inference_mode():
