@@ -27,9 +27,9 @@ from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.cosine import Cosine
 from ttapca.spectral.gains import SourceComponents, make_gain
 from ttapca.spectral.other_sizes import OtherSize
+from ttapca.spectral.shrinkage import two_sided_gain
 from ttapca.spectral.stream import ScaleGivenBack
 from ttapca.spectral.stream_state import Spectrum, leaves
-from ttapca.spectral.variance_ratios import two_sided_gain
 
 COMPONENTS = 63
 ONES = torch.ones(31, dtype=torch.float64)

@@ -33,10 +33,10 @@ from ttapca.spectral.gains import (
     register_gain,
 )
 from ttapca.spectral.other_sizes import OtherSize
+from ttapca.spectral.pixels import textures
 from ttapca.spectral.stream import Stream
 from ttapca.spectral.stream_batch import StreamBatch, sums_by_group
 from ttapca.spectral.stream_state import Spectrum, StreamState
-from ttapca.spectral.textures import textures
 
 # The exponents that the name stands for: Wiener's filter, which also restores.
 WIENER = {"shrink": 1.0, "restore": CONSTANTS.restore}

@@ -94,7 +94,7 @@ class SourceComponents:
         rest: Squared length of what lies outside the basis, for the samples of `energies`, shape
             (samples,); None where that is next to nothing, or not known.
         textures: Textures of the samples that `energies` are of, shape (samples, numbers), or None
-            if they are no images. See `ttapca.spectral.textures`.
+            if they are no images. See `ttapca.spectral.pixels`.
         sample_size: How many numbers a sample has.
     """
 
