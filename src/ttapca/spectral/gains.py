@@ -146,7 +146,7 @@ class Gain(nn.Module):
         return None
 
     def rest_gain(self) -> Tensor | float | None:
-        """Return the gain of the rest, shape (batch, 1) or a number; None: as the last component."""
+        """Return the gain of the rest, a number or (batch, 1); None: as the last component."""
         return None
 
     def look_at(self, samples: Tensor, components: Tensor) -> None:
