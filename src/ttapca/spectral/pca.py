@@ -58,7 +58,7 @@ class MergedMeans(NamedTuple, Generic[Count]):
     """Count and mean of two sets of samples together, and how to merge their scatters.
 
     The scatter about the common mean is the sum of both scatters plus `weight * delta * delta^T`,
-    where `delta` points from the first mean to the second.
+    with `delta` from the first mean to the second.
     """
 
     total: Count
@@ -171,12 +171,9 @@ class Moments:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state for `from_tensors`; of the scatter only one half."""
-        blocks = [block.flatten() for block in self._blocks()]
-        return {
-            "count": torch.tensor(self.count),
-            "mean": self.mean.cpu(),
-            "lower": torch.cat(blocks).cpu(),
-        }
+        lower = torch.cat([block.flatten() for block in self._blocks()])
+        count = torch.tensor(self.count)
+        return {"count": count, "mean": self.mean.cpu(), "lower": lower.cpu()}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> Moments:
@@ -189,10 +186,10 @@ class Moments:
         """
         moments = cls(len(tensors["mean"]))
         moments.count, moments.mean = int(tensors["count"]), tensors["mean"].clone()
-        start = 0
-        for block in moments._blocks():
-            block.copy_(tensors["lower"][start : start + block.numel()].view_as(block))
-            start += block.numel()
+        blocks = list(moments._blocks())
+        parts = tensors["lower"].split([block.numel() for block in blocks])
+        for block, part in zip(blocks, parts, strict=True):
+            block.copy_(part.view_as(block))
         return moments
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -372,7 +369,7 @@ def hold(batches: Iterator[Tensor], *, limited: bool = True) -> tuple[list[Tenso
     """Copy batches until they exceed `MOST_SAMPLES` or `MOST_BYTES`, unless unlimited.
 
     Returns:
-        Copies of what was read, and whether that is all. The rest is left in `batches`.
+        The copies, and whether they are all. The other batches are left in the iterator.
     """
     held: list[Tensor] = []
     samples = size = 0
