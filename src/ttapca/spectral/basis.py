@@ -101,9 +101,7 @@ class Basis(nn.Module, abc.ABC):
     def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
         """Return a new tensor: `base` plus the samples that the first components stand for.
 
-        Args:
-            base: Shape (d,) or (batch, d).
-            components: Shape (batch, up to n_components).
+        Shapes (d,) or (batch, d), and (batch, up to n_components).
         """
 
     @abc.abstractmethod

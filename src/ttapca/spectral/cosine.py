@@ -230,26 +230,19 @@ class CoefficientMoments:
         size = math.prod(self.shape)
         images = finite_samples(batch, size).reshape(-1, *self.shape)
         for part in torch.split(images, max(1, CHUNK_NUMBERS // size)):
-            self._add(part.to(self._height))
+            if not len(part):  # of an empty batch
+                continue
+            coefficients = dct_coefficients(part.to(self._height), self._height, self._width)
+            # (frequencies, samples, channels), for one small matrix product per frequency
+            table = coefficients.flatten(2).permute(2, 0, 1)
+            mean = table.mean(1)
+            centred = table - mean[:, None]
+            self._merge(len(part), mean, centred.mT @ centred)
         return self
-
-    def _add(self, images: Tensor) -> None:
-        if not len(images):
-            return
-        coefficients = dct_coefficients(images, self._height, self._width)
-        # (frequencies, samples, channels), for one small matrix product per frequency
-        table = coefficients.flatten(2).permute(2, 0, 1)
-        mean = table.mean(1)
-        centred = table - mean[:, None]
-        self._merge(len(images), mean, centred.mT @ centred)
 
     @torch.no_grad()
     def merge(self, other: CoefficientMoments) -> CoefficientMoments:
-        """Add what another one has seen, without changing it, and return self.
-
-        Raises:
-            ShapeError: The images have another shape.
-        """
+        """Add the images of another one, of the same shape, and return self; see `Moments`."""
         if other.shape != self.shape:
             raise ShapeError(
                 f"Moments merge with moments of images of one shape; found {self.shape} and "
@@ -265,16 +258,13 @@ class CoefficientMoments:
         self.scatter += weight * delta[:, :, None] * delta[:, None, :]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what `from_tensors` makes the same moments of."""
-        return {
-            "count": torch.tensor(self.count),
-            "mean": self.mean.cpu(),
-            "scatter": self.scatter.cpu(),
-        }
+        """Return the state for `from_tensors`."""
+        count = torch.tensor(self.count)
+        return {"count": count, "mean": self.mean.cpu(), "scatter": self.scatter.cpu()}
 
     @classmethod
     def from_tensors(cls, shape: tuple[int, ...], tensors: dict[str, Tensor]) -> CoefficientMoments:
-        """Make moments of what `tensors` returned for images of this shape."""
+        """Make moments of images of this shape from the tensors that `tensors` returned."""
         moments = cls(shape)
         moments.count = int(tensors["count"])
         moments.mean, moments.scatter = tensors["mean"].clone(), tensors["scatter"].clone()

@@ -68,14 +68,79 @@ SAME_WEIGHTS = 0.05
 ROWS = 256  # samples that are converted to float64 at a time
 
 
+class Folded(MatrixBasis):
+    """Components of an affine layer's output, in the space of its input.
+
+    Its two matrices of shape (q, components) are P and B.
+    """
+
+    at_input = True
+    sides = (True,)
+    routes = ("folded", "gram")
+    file_names: ClassVar[dict[str, str]] = {
+        "to_components": "project",
+        "from_components": "rebuild",
+    }
+    of_weights = True
+
+    def lengths(self) -> Tensor:
+        """See `Basis`: its components have length 1 in the layer's output only."""
+        return self.from_components.double().square().sum(0)
+
+    def check_layer(
+        self, layer: nn.Module, name: str, shape: tuple[int, ...], output_size: int
+    ) -> None:
+        """Raise unless the layer is affine and has the weights of the fit."""
+        if not is_affine(layer):
+            raise AttachError(
+                "A folded filter goes on the input of an affine layer without hooks; "
+                f"`{name}` is a {type(layer).__name__} that has hooks or is not affine. "
+                "Fit the filter on this model."
+            )
+        columns = self.from_components[:, :PROBED_COLUMNS].to("cpu", torch.float64)
+        try:
+            vectors = LinearPart(layer, shape).apply(columns.T)  # rows of V^T
+        except RuntimeError as error:
+            raise AttachError(
+                f"The filter was fitted on a layer that takes samples of shape {shape}; "
+                f"`{name}` cannot take them: {error}. Fit a filter on this model."
+            ) from error
+        # With the weights of the fit, the layer maps these columns to orthonormal ones.
+        gram = vectors @ vectors.T
+        away = (gram - torch.eye(len(gram), dtype=torch.float64)).abs().max()
+        if vectors.shape[1] != output_size or not away < SAME_WEIGHTS:
+            raise AttachError(
+                f"A folded filter belongs to the weights it was fitted on; those of `{name}` "
+                "are others. Fit the filter on this model."
+            )
+
+    @classmethod
+    def forms(cls, shape: tuple[int, ...], n_components: int) -> dict[str, TensorForm]:
+        """See `Basis`."""
+        return dict.fromkeys(cls.file_names.values(), TensorForm((math.prod(shape), n_components)))
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class InputPCA(Decomposition):
+class FoldedPCA(Decomposition):
     """The PCA of an affine layer's output, in the space of its input.
 
     Mean and samples are those of the input; singular values and variances those of the output.
 
     Attributes:
-        project: P, from centred input to components, with arbitrary signs, shape (q, components).
+        project: P, from centred input to components, shape (q, components).
+        rebuild: B, from components to input, shape (q, components).
+    """
+
+    project: Tensor
+    rebuild: Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class InputPCA(Decomposition):
+    """The same without B, which takes memory: P has arbitrary signs, and U leads to B.
+
+    Attributes:
+        project: P, from centred input to components, shape (q, components).
         rotation: U, shape (rank of W, components).
     """
 
@@ -125,8 +190,20 @@ class LinearPart:
 
     @functools.cached_property
     def factor(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """The result of `factor` for G = W^T W."""
-        return factor(self._gram())
+        """R of G = W^T W = R R^T, shape (q, rank), and a function that multiplies by R^-T.
+
+        It takes (rank, n) to (q, n), by the pseudo-inverse if W is rank-deficient.
+        """
+        gram = self._gram()
+        lower, failed = torch.linalg.cholesky_ex(gram)
+        pivots = lower.diagonal()
+        if not failed and pivots.min() > CHOLESKY_PIVOT_RATIO * pivots.max():
+            return lower, lambda some: torch.linalg.solve_triangular(lower.T, some, upper=True)
+        eigenvalues, vectors = eigh_descending(gram)
+        # At least one direction stays: a layer of zeros is then reported as constant activations.
+        rank = max(1, int((eigenvalues > NULL_DIRECTION * eigenvalues[0]).sum()))
+        scale, directions = eigenvalues[:rank].sqrt(), vectors[:, :rank]
+        return directions * scale, lambda some: directions / scale @ some
 
     def gram_rows(self, rows: Tensor) -> Tensor:
         """Multiply by W^T W: rows of (n, q) to rows of (n, q)."""
@@ -179,24 +256,6 @@ def fold(moments: Moments, linear: LinearPart, n_components: int | float | None)
     )
 
 
-def factor(gram: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Factor a positive semi-definite G = R R^T, shape (q, q).
-
-    Returns:
-        R, shape (q, rank), and a function that multiplies by R^-T or its pseudo-inverse, (rank, n)
-        to (q, n).
-    """
-    lower, failed = torch.linalg.cholesky_ex(gram)
-    pivots = lower.diagonal()
-    if not failed and pivots.min() > CHOLESKY_PIVOT_RATIO * pivots.max():
-        return lower, lambda columns: torch.linalg.solve_triangular(lower.T, columns, upper=True)
-    eigenvalues, vectors = eigh_descending(gram)
-    # At least one direction stays: a layer of zeros is then reported as constant activations.
-    rank = max(1, int((eigenvalues > NULL_DIRECTION * eigenvalues[0]).sum()))
-    scale, directions = eigenvalues[:rank].sqrt(), vectors[:, :rank]
-    return directions * scale, lambda columns: directions / scale @ columns
-
-
 def _float64_copy(layer: nn.Module, *, bias: bool) -> nn.Module:
     """Return a copy on the CPU; no random numbers are drawn for it."""
     twin = copy.copy(layer)
@@ -206,74 +265,6 @@ def _float64_copy(layer: nn.Module, *, bias: bool) -> nn.Module:
             precise = tensor.detach().to("cpu", torch.float64, copy=True)
             twin._parameters[name] = nn.Parameter(precise, requires_grad=False)
     return twin
-
-
-class Folded(MatrixBasis):
-    """Components of an affine layer's output, in the space of its input.
-
-    It has two matrices of shape (d, components): one from centred input to components, one back.
-    """
-
-    at_input = True
-    sides = (True,)
-    routes = ("folded", "gram")
-    file_names: ClassVar[dict[str, str]] = {
-        "to_components": "project",
-        "from_components": "rebuild",
-    }
-    of_weights = True
-
-    def lengths(self) -> Tensor:
-        """See `Basis`: its components have length 1 in the layer's output only."""
-        return self.from_components.double().square().sum(0)
-
-    def check_layer(
-        self, layer: nn.Module, name: str, shape: tuple[int, ...], output_size: int
-    ) -> None:
-        """Raise unless the layer is affine and has the weights of the fit."""
-        if not is_affine(layer):
-            raise AttachError(
-                "A folded filter goes on the input of an affine layer without hooks; "
-                f"`{name}` is a {type(layer).__name__} that has hooks or is not affine. "
-                "Fit the filter on this model."
-            )
-        columns = self.from_components[:, :PROBED_COLUMNS].to("cpu", torch.float64)
-        try:
-            vectors = LinearPart(layer, shape).apply(columns.T)  # rows of V^T
-        except RuntimeError as error:
-            raise AttachError(
-                f"The filter was fitted on a layer that takes samples of shape {shape}; "
-                f"`{name}` cannot take them: {error}. Fit a filter on this model."
-            ) from error
-        # With the weights of the fit, the layer maps these columns to orthonormal ones.
-        gram = vectors @ vectors.T
-        away = (gram - torch.eye(len(gram), dtype=torch.float64)).abs().max()
-        if vectors.shape[1] != output_size or not away < SAME_WEIGHTS:
-            raise AttachError(
-                f"A folded filter belongs to the weights it was fitted on; those of `{name}` "
-                "are others. Fit the filter on this model."
-            )
-
-    @classmethod
-    def forms(cls, shape: tuple[int, ...], n_components: int) -> dict[str, TensorForm]:
-        """See `Basis`."""
-        return dict.fromkeys(cls.file_names.values(), TensorForm((math.prod(shape), n_components)))
-
-
-ROWS = 256  # samples that are converted to float64 at a time
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FoldedPCA(Decomposition):
-    """The PCA of an affine layer's output, in the space of its input, both ways.
-
-    Attributes:
-        project: P, from centred input to components, shape (q, components).
-        rebuild: B, from components to input, shape (q, components).
-    """
-
-    project: Tensor
-    rebuild: Tensor
 
 
 class InputGram:
