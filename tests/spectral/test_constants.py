@@ -24,7 +24,7 @@ OTHER_NUMBERS = {
     "spectral/shrinkage.py": "",
     "spectral/conditions.py": "HALVES_OF_NORMAL STEPS",
     "spectral/appearances.py": "FEWEST_SOURCE LEAST LEAST_DEVIATION",
-    "spectral/pixels.py": (
+    "spectral/image_statistics.py": (
         "NORMAL LOOKED_AT LOOKED_AT_VALUES LARGE STRIP EVERY GLANCED NOISE_VALUES DRAWS SEED "
         "TOGETHER DISTANCES TEXTURES LEAST_SIDE MOST_CHANNELS"
     ),

@@ -90,10 +90,10 @@ class FittedFilter:
             deviations within classes, shape (components,); see `ttapca.spectral.shrinkage`. None if
             the model predicts no classes, and in filters saved by an older ttapca.
         outliers_: How far values of some source images stray from those around them, and how many
-            do, shape (samples, 3); see `ttapca.spectral.pixels`. None where the filter does not
-            act on the model's input images, and in filters saved by an older ttapca.
+            do, shape (samples, 3); see `ttapca.spectral.image_statistics`. None if the filter does
+            not act on the model's input images, and in filters saved by an older ttapca.
         textures_: Textures of the samples that `energies_` are of, shape (samples, numbers); see
-            `ttapca.spectral.pixels`. None as for `outliers_`.
+            `ttapca.spectral.image_statistics`. None as for `outliers_`.
         agreement_: Share of source predictions that stay the same with the filter at gains of 1,
             which drops what lies outside the basis. None where nothing is dropped, where the model
             returns no classes, and for a filter that was truncated or saved by an older ttapca.

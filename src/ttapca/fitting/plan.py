@@ -20,8 +20,8 @@ from ttapca.spectral.calibration import TOGETHER
 from ttapca.spectral.cosine import CHUNK_NUMBERS as COSINE_CHUNK
 from ttapca.spectral.cosine_transform import has_cosines
 from ttapca.spectral.folded import CHUNK_NUMBERS as AFFINE_CHUNK
+from ttapca.spectral.image_statistics import is_image
 from ttapca.spectral.pca import MOST_BYTES, MOST_SAMPLES
-from ttapca.spectral.pixels import is_image
 from ttapca.spectral.position_sample import SAMPLED_NUMBERS, SAMPLES
 from ttapca.spectral.randomised import MAX_PASSES, OVERSAMPLING
 from ttapca.support.process import available_memory, resident_memory

@@ -40,8 +40,8 @@ from ttapca.spectral.basis_choice import takes_images
 from ttapca.spectral.calibration import Calibration, calibrate, energies_of, rest_of
 from ttapca.spectral.cosine import Cosine, fit_channel_dct
 from ttapca.spectral.folded import Folded, InputGram, InputPCA, LinearPart, fold, is_affine
+from ttapca.spectral.image_statistics import measure, textures
 from ttapca.spectral.pca import PCA, Decomposition, SampleGram, hold
-from ttapca.spectral.pixels import measure, textures
 from ttapca.spectral.randomised import randomised_pca
 
 

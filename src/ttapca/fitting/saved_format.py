@@ -21,7 +21,7 @@ from ttapca.fitting.fingerprint import COLUMNS
 from ttapca.spectral.basis import Basis, TensorForm
 from ttapca.spectral.basis_choice import ROUTE_NAMES, basis_kind
 from ttapca.spectral.calibration import band_edges
-from ttapca.spectral.pixels import TEXTURES, floor_of, is_image
+from ttapca.spectral.image_statistics import TEXTURES, floor_of, is_image
 
 Storage = Literal["float64", "float32", "bfloat16", "float16"]
 GROUP_NORM = "group_norm:"  # before the path of a GroupNorm layer, in the file

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ttapca.errors import ShapeError, TtapcaError
 from ttapca.spectral.basis_choice import LARGEST_DENSE, cosines_serve, takes_images, usual_basis
 from ttapca.spectral.folded import WEIGHTED
-from ttapca.spectral.pixels import is_image
+from ttapca.spectral.image_statistics import is_image
 from ttapca.support.modules import (
     LayerPaths,
     device_and_dtype,

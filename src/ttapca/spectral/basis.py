@@ -56,32 +56,18 @@ class TensorForm:
 
 
 class Basis(nn.Module, abc.ABC):
-    """The contract of all bases; their tensors are buffers, so `.to()` moves them.
+    """The contract of all bases; their tensors are buffers, so `.to()` moves them."""
 
-    Attributes:
-        at_input: Whether samples are the input of an affine layer instead of a layer's output.
-        sides: Values that `at_input` can have.
-        routes: Names of the routes of `ttapca.fit` that find this kind of basis.
-        file_names: Names of its tensors in a saved filter, by attribute.
-        shape_rule: Rule for the shape of a sample in a saved filter.
-        accuracy: How exact the components are when the route that found them is exact.
-        kind: Name of the components, for messages.
-        principal: Whether they are principal ones.
-        of_weights: Whether it follows from the weights of the layer, which `check_layer` then
-            compares.
-        at_once: How many samples are best worked on at a time; None for all of a batch.
-    """
-
-    at_input: bool
-    sides: ClassVar[tuple[bool, ...]]
-    routes: ClassVar[tuple[str, ...]]
-    file_names: ClassVar[dict[str, str]]
-    shape_rule: ClassVar[Rule] = ListOf(Whole(1), 1, 8)
-    accuracy: ClassVar[str] = "exact up to rounding"
-    kind: ClassVar[str] = "Principal components"
-    principal: ClassVar[bool] = True
-    of_weights: ClassVar[bool] = False
-    at_once: int | None = None
+    at_input: bool  # whether samples are the input of an affine layer, and not a layer's output
+    sides: ClassVar[tuple[bool, ...]]  # values that `at_input` can have
+    routes: ClassVar[tuple[str, ...]]  # routes of `ttapca.fit` that find this kind of basis
+    file_names: ClassVar[dict[str, str]]  # names of tensors in a saved filter, by attribute
+    shape_rule: ClassVar[Rule] = ListOf(Whole(1), 1, 8)  # for samples, in a saved filter
+    accuracy: ClassVar[str] = "exact up to rounding"  # of components, if the route is exact
+    kind: ClassVar[str] = "Principal components"  # name of the components, for messages
+    principal: ClassVar[bool] = True  # whether they are principal ones
+    of_weights: ClassVar[bool] = False  # whether `check_layer` compares the layer's weights
+    at_once: int | None = None  # samples that are best worked on at a time; None for a whole batch
 
     @property
     @abc.abstractmethod

@@ -10,7 +10,7 @@ from ttapca.spectral.basis import Basis, Dense
 from ttapca.spectral.cosine import Cosine
 from ttapca.spectral.cosine_transform import has_cosines
 from ttapca.spectral.folded import Folded, is_affine
-from ttapca.spectral.pixels import is_image
+from ttapca.spectral.image_statistics import is_image
 
 # `ttapca.fit` decomposes matrices of up to this many rows: 8 n^2 bytes (512 MB) and some minutes.
 MATRIX_LIMIT = 8192

@@ -65,22 +65,15 @@ STEPS = 5
 
 @dataclass(frozen=True, eq=False)
 class ChainState:
-    """The belief about the classes of some streams; all arrays are float64.
+    """The belief about the classes of some streams; all arrays are float64."""
 
-    Attributes:
-        joint: Probability of each regime and class of the last image, shape (streams, regimes,
-            classes).
-        recent: Recent counts of each class, as predicted, and as present if the stream holds few
-            classes, shape (streams, 2, classes).
-        place: Expected place of the last image in its run, from 1 on, shape (streams,); 0 for a
-            stream without images.
-        features: Features of the last image, for the next pair, shape (streams, numbers).
-    """
-
+    # Probability of each regime and class of the last image, shape (streams, regimes, classes).
     joint: Numbers
+    # Recent counts of each class, shape (streams, 2, classes): as predicted, and as present if the
+    # stream holds few classes.
     recent: Numbers
-    place: Numbers
-    features: Numbers
+    place: Numbers  # expected, of the last image in its run; 0 without images, shape (streams,)
+    features: Numbers  # of the last image, for the next pair, shape (streams, numbers)
 
     def of_stream(self, number: int) -> ChainState:
         """Return the state of one of the streams."""
@@ -100,30 +93,20 @@ class ChainState:
 
 @dataclass(frozen=True, eq=False)
 class ChainReading:
-    """The conclusions of the chain for some images of each stream; padded if a stream has fewer.
+    """The conclusions of the chain for some images of each stream; padded if a stream has fewer."""
 
-    Attributes:
-        outputs: Probability of each class, shape (streams, images, classes).
-        plain: Probability that the stream has no order, at each image, shape (streams, images).
-        known: Probability of each class, as far as the order of the stream tells it: the run goes
-            on, or the stream holds few classes; shape (streams, images, classes). The share missing
-            to 1 is drawn from the source.
-        place: Expected place of each image in its run, shape (streams, images).
-        held: Probability that the stream holds few classes, in no order, (streams, images).
-        crowd: How alike images are then, from 0, as in the source, to 1, all of one class,
-            (streams,).
-        ordered: Probability that the stream has runs, after its last image, shape (streams,).
-        run_length: Expected length of a run if it has, shape (streams,).
-    """
-
-    outputs: Numbers
-    plain: Numbers
+    outputs: Numbers  # probability of each class, shape (streams, images, classes)
+    plain: Numbers  # probability that the stream has no order, shape (streams, images)
+    # Probability of each class, as far as the order of the stream tells it: the run goes on, or the
+    # stream holds few classes. The share missing to 1 is drawn from the source. Shape as `outputs`.
     known: Numbers
-    place: Numbers
-    held: Numbers
-    crowd: Numbers
-    ordered: Numbers
-    run_length: Numbers
+    place: Numbers  # expected, of each image in its run, shape (streams, images)
+    held: Numbers  # probability that the stream holds few classes, in no order, (streams, images)
+    crowd: (
+        Numbers  # likeness of these, from 0, as in the source, to 1, all of one class, (streams,)
+    )
+    ordered: Numbers  # probability that the stream has runs, after its last image, (streams,)
+    run_length: Numbers  # expected length of a run if it has, (streams,)
 
     def counts(self, likeness: Numbers, before: Numbers, renewed: Numbers) -> Numbers:
         """Return for how many independent images each image counts, (streams, images, layers).

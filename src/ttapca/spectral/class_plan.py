@@ -65,22 +65,15 @@ class LayerClasses:
 
 @dataclass(frozen=True, eq=False)
 class ClassPlan:
-    """Which classes to take out of the statistics of a batch, and for how much images count.
+    """Which classes to take out of the statistics of a batch, and for how much images count."""
 
-    Attributes:
-        shares: Probability of each class for each image, shape (images, classes).
-        counts: Number of independent images that each counts for, by layer and last for the
-            spectrum, float64, shape (images, layers + 1).
-        runs: Expected number of runs of one class that begin in each stream, shape (streams,).
-        few: Expected number of images of each that are drawn from few classes in no order.
-        alike: The same, each image times the likeness of these, from 0 to 1.
-    """
-
-    shares: Tensor
+    shares: Tensor  # probability of each class for each image, shape (images, classes)
+    # Number of independent images that each counts for, by layer and last for the spectrum,
+    # float64, shape (images, layers + 1).
     counts: Tensor
-    runs: Numbers
-    few: Numbers
-    alike: Numbers
+    runs: Numbers  # expected number of runs of one class that begin in each stream, (streams,)
+    few: Numbers  # expected number of images of each that are drawn from few classes in no order
+    alike: Numbers  # the same, each image times the likeness of these, from 0 to 1
 
     @classmethod
     def of_reading(

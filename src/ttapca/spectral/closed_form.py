@@ -32,8 +32,8 @@ from ttapca.spectral.gains import (
     bounded_multiplier,
     register_gain,
 )
+from ttapca.spectral.image_statistics import textures
 from ttapca.spectral.other_sizes import OtherSize
-from ttapca.spectral.pixels import textures
 from ttapca.spectral.stream import Stream
 from ttapca.spectral.stream_batch import StreamBatch, sums_by_group
 from ttapca.spectral.stream_state import Spectrum, StreamState

@@ -194,15 +194,10 @@ class Cosine(Basis):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ChannelDCT(Decomposition):
-    """A rotation of the channels, and the coefficients in order of their variance.
+    """A rotation of the channels, and the coefficients in order of their variance."""
 
-    Attributes:
-        rotation: Orthonormal columns, by falling variance of the channels, shape (C, C).
-        order: Index of each component in the flattened (C, H, W), shape (components,).
-    """
-
-    rotation: Tensor
-    order: Tensor
+    rotation: Tensor  # orthonormal columns, by falling variance of the channels, shape (C, C)
+    order: Tensor  # index of each component in the flattened (C, H, W), shape (components,)
 
 
 class CoefficientMoments:

@@ -125,27 +125,18 @@ class FoldedPCA(Decomposition):
     """The PCA of an affine layer's output, in the space of its input.
 
     Mean and samples are those of the input; singular values and variances those of the output.
-
-    Attributes:
-        project: P, from centred input to components, shape (q, components).
-        rebuild: B, from components to input, shape (q, components).
     """
 
-    project: Tensor
-    rebuild: Tensor
+    project: Tensor  # P, from centred input to components, shape (q, components)
+    rebuild: Tensor  # B, from components to input, shape (q, components)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class InputPCA(Decomposition):
-    """The same without B, which takes memory: P has arbitrary signs, and U leads to B.
+    """The same without B, which takes memory: P has arbitrary signs, and U leads to B."""
 
-    Attributes:
-        project: P, from centred input to components, shape (q, components).
-        rotation: U, shape (rank of W, components).
-    """
-
-    project: Tensor
-    rotation: Tensor
+    project: Tensor  # P, shape (q, components)
+    rotation: Tensor  # U, shape (rank of W, components)
 
     def both_ways(self, linear: LinearPart) -> tuple[Tensor, Tensor]:
         """Give P the signs for V = W B, in place, and return P and B of its shape."""

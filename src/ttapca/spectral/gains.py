@@ -79,27 +79,16 @@ def bounded_multiplier(log_multiplier: Tensor, limit: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SourceComponents:
-    """The components in the source data, as `FittedFilter` describes them; gains are made of these.
+    """The components in the source data, from which gains are made; see `FittedFilter`."""
 
-    Attributes:
-        singular_values: Positive, falling, shape (components,).
-        deviations: Standard deviation of each component, shape (components,).
-        energies: Band energies of source samples, shape (samples, bands), or None.
-        noise: Returns the variance of each component for white noise of variance 1.
-        class_reach: Squared distance of the farthest class, shape (components,), or None.
-        rest: Squared length outside the basis for the samples of `energies`, or None.
-        textures: Textures of the same samples, shape (samples, numbers), or None.
-        sample_size: Numbers in a sample.
-    """
-
-    singular_values: Tensor
-    deviations: Tensor
-    energies: Tensor | None
-    noise: Callable[[], Tensor]
-    class_reach: Tensor | None = None
-    rest: Tensor | None = None
-    textures: Tensor | None = None
-    sample_size: int = 0
+    singular_values: Tensor  # positive, falling, shape (components,)
+    deviations: Tensor  # standard deviations, shape (components,)
+    energies: Tensor | None  # band energies of source samples, shape (samples, bands)
+    noise: Callable[[], Tensor]  # returns the variances for white noise of variance 1
+    class_reach: Tensor | None = None  # squared distance of the farthest class, (components,)
+    rest: Tensor | None = None  # squared length outside the basis, for the samples of `energies`
+    textures: Tensor | None = None  # of the same samples, shape (samples, numbers)
+    sample_size: int = 0  # numbers in a sample
 
 
 class Gain(nn.Module):
@@ -108,14 +97,10 @@ class Gain(nn.Module):
     Learned gains have parameters. Closed-form gains follow from the components that they are called
     with, and keep their statistics in a `Stream`. The *rest* is the part of a sample outside the
     basis.
-
-    Attributes:
-        keeps_rest: Whether the rest is kept. The paper drops it.
-        watches_rest: Whether it has a gain of its own. Otherwise that of the last component.
     """
 
-    keeps_rest = False
-    watches_rest = False
+    keeps_rest = False  # the paper drops it
+    watches_rest = False  # whether it has a gain of its own, or that of the last component
 
     def forward(
         self,

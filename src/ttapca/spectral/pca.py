@@ -208,19 +208,12 @@ class Moments:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Decomposition:
-    """The facts of every decomposition about its samples.
+    """The facts of every decomposition about its samples."""
 
-    Attributes:
-        mean: Mean of the samples, shape (size,).
-        singular_values: Singular values of the centred data, falling, shape (components,).
-        n_samples: Number of samples.
-        total_variance: Variance over all components, kept or not.
-    """
-
-    mean: Tensor
-    singular_values: Tensor
+    mean: Tensor  # of the samples, shape (size,)
+    singular_values: Tensor  # of the centred data, falling, shape (components,)
     n_samples: int
-    total_variance: float
+    total_variance: float  # over all components, kept or not
 
     @property
     def explained_variance(self) -> Tensor:

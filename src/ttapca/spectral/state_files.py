@@ -55,18 +55,13 @@ NUMBERS: dict[str, tuple[type, float]] = {
 
 @dataclass(frozen=True, eq=False)
 class SavedStream:
-    """The contents of a file.
+    """The contents of a file."""
 
-    Attributes:
-        kind: Fingerprint of the writer; only the same kind can read it.
-        state: The state of closed-form filters and statistics; None without any.
-        other: Other contents of the method: tensors and numbers in dicts, lists and tuples.
-        facts: Numbers and words that a service keeps beside it.
-    """
-
-    kind: str
-    state: StreamState | None = None
+    kind: str  # fingerprint of the writer; only the same kind can read it
+    state: StreamState | None = None  # of closed-form filters and statistics
+    # Other contents of the method: tensors and numbers in dicts, lists and tuples.
     other: Mapping[str, Any] = field(default_factory=dict)
+    # Numbers and words that a service keeps beside it.
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
