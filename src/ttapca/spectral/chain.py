@@ -137,7 +137,7 @@ class ChainReading:
         number = before[:, None, None] + (self.place * 0 + 1).cumsum(1)[..., None]
         crowd = added(number, self.crowd[:, None, None] * likeness)
         held = self.held[..., None]
-        return cast(Numbers, (1 - held) * runs + held * crowd)
+        return (1 - held) * runs + held * crowd
 
 
 def design_effect(images: AnyNumber, likeness: AnyNumber) -> AnyNumber:
@@ -414,7 +414,7 @@ class ClassChain:
         """
         fitted = (len(self.shares) - 1) / counts.sum(1).clip(min=1)
         uneven = self._alike(self._shares_of(counts)) / self.constants.uneven
-        return fitted + self.constants.charge * (1 - uneven).clip(0, 1)
+        return cast(Numbers, fitted + self.constants.charge * (1 - uneven).clip(0, 1))
 
     def _alike(self, shares: Numbers) -> Numbers:
         """Return how much more often two images have one class than in the source, up to 1."""

@@ -294,4 +294,4 @@ def fit_channel_dct(moments: CoefficientMoments, n_components: int | float | Non
 
 def _different_places(order: Tensor, size: int) -> bool:
     inside = (order >= 0) & (order < size)
-    return bool(inside.all()) and len(order.unique()) == len(order)
+    return bool(inside.all()) and len(set(order.tolist())) == len(order)

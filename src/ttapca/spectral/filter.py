@@ -244,8 +244,9 @@ def _few_at_a_time(
         return run(samples, *others)
 
     def part(tensor: Tensor | None, first: int) -> Tensor | None:
-        whole = tensor is None or tensor.dim() < 2 or len(tensor) != batch
-        return tensor if whole else tensor[first : first + at_once]
+        if tensor is None or tensor.dim() < 2 or len(tensor) != batch:
+            return tensor
+        return tensor[first : first + at_once]
 
     found: Tensor | None = None
     for first in range(0, batch, at_once):

@@ -187,7 +187,7 @@ class Moments:
         moments = cls(len(tensors["mean"]))
         moments.count, moments.mean = int(tensors["count"]), tensors["mean"].clone()
         blocks = list(moments._blocks())
-        parts = tensors["lower"].split([block.numel() for block in blocks])
+        parts = torch.split(tensors["lower"], [block.numel() for block in blocks])
         for block, part in zip(blocks, parts, strict=True):
             block.copy_(part.view_as(block))
         return moments

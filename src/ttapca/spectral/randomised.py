@@ -67,9 +67,9 @@ def singular_value_error(error_bound: Tensor) -> float:
 
 
 class _Pass(NamedTuple):
-    """The result of one pass: count and mean of the samples, S Q for a block Q, trace of S."""
+    """The result of one pass: number and mean of the samples, S Q for a block Q, trace of S."""
 
-    count: int
+    n_samples: int
     mean: Tensor
     product: Tensor
     trace: float
@@ -189,13 +189,13 @@ def randomised_pca(
     columns = min(n_components + OVERSAMPLING, size)
     start = torch.randn(size, columns, generator=generator, dtype=torch.float64)
     scatter = _read(passes_over(), start.to(float64_device(device)))
-    check_sample_count(n_components, scatter.count)
+    check_sample_count(n_components, scatter.n_samples)
     space = _KrylovSpace()
     block = _orthonormal(scatter.product)
     for _ in range(max_passes - 1):
         scatter = _read(passes_over(), block)
         space.add(block, scatter.product)
-        eigenvalues, rotation, bounds = space.ritz(n_components, scatter.count)
+        eigenvalues, rotation, bounds = space.ritz(n_components, scatter.n_samples)
         reached = singular_value_error(bounds)
         if reached <= tolerance or space.complete:
             break
@@ -212,12 +212,13 @@ def randomised_pca(
         mean=scatter.mean,
         basis=basis * signs(basis),
         singular_values=eigenvalues.sqrt(),
-        n_samples=scatter.count,
-        total_variance=scatter.trace / (scatter.count - 1),
+        n_samples=scatter.n_samples,
+        total_variance=scatter.trace / (scatter.n_samples - 1),
         error_bound=bounds,
     )
 
 
 def _orthonormal(block: Tensor) -> Tensor:
     """Return orthonormal columns that span those of the block."""
-    return torch.linalg.qr(block).Q
+    found: Tensor = torch.linalg.qr(block).Q
+    return found
