@@ -21,6 +21,7 @@ LARGE = (3, 128, 130)
 
 
 def images(n: int, seed: int = 1, shape: tuple[int, ...] = LARGE) -> Tensor:
+    """Noise: the correlated samples of `oracles` would take too much memory at this size."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(n, *shape, generator=generator, dtype=torch.float64)
 

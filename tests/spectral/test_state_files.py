@@ -427,13 +427,6 @@ def test_a_number_of_another_kind_or_size(order: str, name: str, value: Any) -> 
     file.refused(f"`{name}` is ")
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-def test_a_number_that_is_missing(name: str) -> None:
-    file = File("auto")
-    del file.numbers[name]
-    file.refused(f"`{name}` is None")
-
-
 # What does not belong there.
 
 

@@ -1,4 +1,4 @@
-"""The directions along which a filter scales: what every kind of basis does, and the plain kind.
+"""The directions along which a filter scales: the contract of all bases, and the plain kind.
 
 A basis leads from samples to components and back. A *sample* is a tensor at a layer, flattened to d
 numbers and centred; it has one *component* along each direction.
@@ -44,7 +44,7 @@ class BasisCost(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorForm:
-    """The rule for a tensor in a saved filter: `holds` checks what `words` says of its numbers.
+    """The rule for a tensor in a saved filter; `words` describe its check `holds`.
 
     Without a `dtype` it is a matrix in the precision in which the filter is stored.
     """
@@ -283,7 +283,7 @@ def _half_product(row: Tensor, matrix: Tensor | None) -> Tensor | None:
     # While a model is exported, the number of rows must not be looked at.
     if matrix is None or torch.compiler.is_compiling() or len(row) != 1 or torch.is_grad_enabled():
         return None
-    # `.to(...)` may have moved or widened what was float16 on the CPU.
+    # `.to(...)` may have moved or widened the matrix.
     if matrix.dtype != torch.float16 or matrix.device.type != "cpu":
         return None
     product = (row.half() @ matrix.T).to(row.dtype)

@@ -56,9 +56,9 @@ def acts_on_input(
     """Return whether a filter should act on a layer's input.
 
     It should if the layer is affine and its input either is smaller than its output, or is the
-    images that the model is given: there cosines serve where no matrix does, and single pixels that
-    have gone wrong can be seen. The patch embedding of a transformer is such a layer, whose output
-    is not larger than the images.
+    images that the model is given: there cosines serve even if matrices would be too large, and
+    single wrong pixels can be seen. The patch embedding of a transformer is such a layer, whose
+    output is not larger than the images.
 
     Args:
         layer: The layer.

@@ -54,7 +54,7 @@ Numbers = NDArray[np.float64]
 AnyNumber = TypeVar("AnyNumber", float, Numbers)
 
 TINY = 1e-300
-# A prediction is never surer than this: one image must not rule out what all others say.
+# A prediction is never surer than this: one image must not overrule all others.
 LEAST_PROBABILITY = 1e-6
 MOST_NATS = -math.log(LEAST_PROBABILITY)  # nor one pair
 # Numbers that are worked on at a time; more images are read one part after the other.
@@ -307,7 +307,7 @@ class ClassChain:
         xp, (streams, images, _) = self.xp, predicted.shape
         rates = says[:, :, self._rate]  # (streams, images, regimes, classes)
         ahead, behind, filtered = self._messages(state.joint, rates, pairs, q)
-        later = rates * behind  # what this image and later ones say, shape as ahead
+        later = rates * behind  # evidence of this image and later ones, shape as ahead
         both = ahead * later
         total = both.sum((2, 3))[..., None, None].clip(min=self._tiny)
         both /= total

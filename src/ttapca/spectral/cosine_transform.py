@@ -7,8 +7,8 @@ to a quarter of a wave, is the cosine transform of the row. So is the imaginary 
 the end: half of the Fourier transform has all cosines of the row. Along columns the numbers are
 complex; there a cosine is the sum of two of them, one counted from the end.
 
-No cosine is put in order here: the table that Fourier transforms leave has all of them, and the
-caller, who knows their order, knows their places in it.
+Cosines are not sorted here: the table that Fourier transforms leave has all of them, and the caller
+knows the places in it of those that it wants.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def is_fast(numbers: Tensor, shape: Sequence[int]) -> bool:
 def at_once(shape: Sequence[int]) -> int | None:
     """Return how many images of (C, H, W) to work on at a time; None for a whole batch.
 
-    What is computed for one large image on the way fits in the processor's cache. That of a batch
-    does not, and takes about twice as long.
+    The intermediate results of one large image fit in the processor's cache. Those of a batch do
+    not, and take about twice as long.
     """
     return 1 if shape[-2] * shape[-1] >= LARGE else None
 

@@ -20,8 +20,8 @@ SIZES_KEPT = 4
 class SpectralFilter(nn.Module):
     """Filter a tensor along the components of a basis.
 
-    With V the basis, m the source mean and F the gains: x -> m + F * ((x - m) V) V^T. What lies
-    outside the basis is dropped, as in the paper, unless the gain `keeps_rest`.
+    With V the basis, m the source mean and F the gains: x -> m + F * ((x - m) V) V^T. The rest, the
+    part outside the basis, is dropped as in the paper, unless the gain `keeps_rest`.
 
     The filter computes in its own precision and returns that of its input: a bfloat16 network keeps
     a float32 filter.
@@ -33,8 +33,7 @@ class SpectralFilter(nn.Module):
         mean: Source mean, shape (d,).
         basis: Leads from centred samples to components and back.
         shape: Shape of one sample of the fit, with d numbers.
-        gain: Returns the gains. Without one, all are 1, and the filter only drops what lies outside
-            its basis.
+        gain: Returns the gains. Without one, all are 1, and the filter only drops the rest.
 
     Example:
         >>> from ttapca.spectral.basis import Dense
@@ -89,9 +88,9 @@ class SpectralFilter(nn.Module):
             return other.components(other.like_fitted(other.project(flat - other.mean)))
 
     def scaled_by(self, gains: Tensor, samples: Tensor) -> Tensor:
-        """Return samples of any shape that the filter takes with these gains, shape (components,).
+        """Return samples of any shape that the filter takes with these gains, (components,).
 
-        What lies outside the basis is dropped.
+        The rest is dropped.
         """
         flat = samples.flatten(1).to(self.mean.dtype)
         with own_precision(samples.device):
@@ -136,8 +135,8 @@ class SpectralFilter(nn.Module):
     def _scaled(self, gain: Gain, samples: Tensor, components: Tensor) -> Tensor:
         """Return flat samples after scaling their components; the samples if nothing changes.
 
-        With c the components, F their gains, r the gain of what lies outside the basis, and o and
-        p the offsets of components and outside, a sample x becomes
+        With c the components, F their gains, r the gain of the rest, and o and p the offsets of
+        components and rest, a sample x becomes
 
             m + F (c - o) V^T + r (x - m - c V^T - p)
             = x + (r - 1) (x - m) + ((F - r) c - F o) V^T - r p
@@ -210,7 +209,7 @@ class SpectralFilter(nn.Module):
 
 
 def _rest_gains(gains: Tensor, scale: Tensor | float | None) -> Tensor:
-    """Return the gain of what lies outside the basis, or one for each sample; see `Gain`."""
+    """Return the gain of the rest, or one for each sample; see `Gain`."""
     if scale is None:
         return gains[..., -1:]
     return scale if isinstance(scale, Tensor) else gains.new_tensor(scale)

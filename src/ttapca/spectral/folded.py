@@ -218,8 +218,8 @@ class LinearPart:
 def is_affine(layer: nn.Module) -> bool:
     """Return whether a layer's output is an affine function of its input, judging by its type.
 
-    A subclass may override `forward`, and a hook may change what goes in or comes out, so neither
-    counts as affine.
+    A subclass may override `forward`, and a hook may change input or output, so neither counts as
+    affine.
     """
     # nn.Module offers no public way to ask whether a hook is there.
     hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
@@ -296,7 +296,7 @@ class InputGram:
         weights[kept] = vectors - vectors.mean(0)
         rebuild = self._times_inputs(weights)
         project = self._there_and_back.T @ weights
-        # B^T P is s^2 up to rounding, which grows where singular values are small.
+        # B^T P is s^2 up to rounding, which grows as singular values get small.
         lower = torch.linalg.cholesky(rebuild.T @ project)
         for matrix in (rebuild, project):
             matrix.copy_(torch.linalg.solve_triangular(lower, matrix.T, upper=False).T)

@@ -12,8 +12,8 @@ that follow from the test data without learning are in `ttapca.spectral.closed_f
 
 **The start matters.** At gamma = 0 the gradient of both filters is zero (the derivative of ReLU is
 zero there, and the exponential's has a factor 2 gamma), so nothing would ever be learned. The paper
-gives no starting value. Here it is the option `initial`, by default a small positive number where
-the gradient is not zero and the filter is still close to its form at gamma = 0.
+gives no starting value. Here it is the option `initial`, by default a small positive number: the
+gradient is not zero there, and the filter is still close to its form at gamma = 0.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def is_closed_form(name: GainName) -> bool:
         (True, False)
     """
     check_option("gain", name, OneOf(tuple(_REGISTERED)))
-    # Learned gains are the paper's, which drop what lies outside the basis; all others keep it.
+    # Learned gains are the paper's, which drop the rest; all others keep it.
     return _REGISTERED[name][0].keeps_rest
 
 
@@ -238,7 +238,7 @@ class LearnedGain(Gain):
 
 @register_gain("relu")
 class ReLUGain(LearnedGain):
-    """The paper's ReLU filter; where gamma is not positive, gains are 1 and have no gradient."""
+    """The paper's ReLU filter; if gamma is not positive, gains are 1 and have no gradient."""
 
     curve = staticmethod(relu_gain)
     start = 1e-4

@@ -336,7 +336,7 @@ class SampleGram:
             columns = columns[kept]
             means.append(columns.mean(0))
             projected.append((columns - means[-1]).T @ vectors)
-        # These columns are orthogonal up to rounding, which grows where singular values are small.
+        # These columns are orthogonal up to rounding, which grows as singular values get small.
         basis, lengths = torch.linalg.qr(torch.cat(projected))
         return PCA(
             mean=torch.cat(means),
@@ -405,7 +405,7 @@ def choose_components(n_components: int | float | None, eigenvalues: Tensor, n_s
         OptionError: `n_components` makes no sense.
     """
     check_sample_count(n_components, n_samples)
-    # Rounding leaves eigenvalues of about this size where the exact ones are zero.
+    # Rounding turns eigenvalues of zero into ones of about this size.
     rounding = max(len(eigenvalues), n_samples) * torch.finfo(eigenvalues.dtype).eps
     rank = min(int((eigenvalues > eigenvalues[0] * rounding).sum()), n_samples - 1)
     return choose_among(n_components, eigenvalues[:rank], "the rank of the activations", n_samples)

@@ -171,7 +171,7 @@ def randomised_pca(
         tolerance: Passes are made until `singular_value_error` is at most this.
         max_passes: Limit of passes, at least 2; if it is reached, a warning tells the error.
         generator: Draws the starting block; a fixed seed by default.
-        device: Where the blocks are kept: one per pass after the first, (p, n_components + 64).
+        device: Device of the blocks: one per pass after the first, (p, n_components + 64).
 
     Raises:
         OptionError: `n_components` or `max_passes` is not such a number.
