@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fixed_gains import FixedGain
 from ttapca.spectral import cosine, cosine_transform, other_sizes
 from ttapca.spectral.cosine import Cosine
 from ttapca.spectral.cosine_transform import FastCosines
 from ttapca.spectral.filter import SpectralFilter
-from ttapca.spectral.gains import Gain
 
 LARGE = (3, 128, 130)
 
@@ -134,22 +134,6 @@ def test_copies_follow_another_order_and_leave_what_is_kept_behind() -> None:
     assert torch.equal(basis.project(samples), found)
 
 
-class EachItsOwn(Gain):
-    """A gain for each sample, and something to subtract from each."""
-
-    keeps_rest = True
-
-    def __init__(self, gains: Tensor, away: Tensor | None) -> None:
-        super().__init__()
-        self._gains, self._away = gains, away
-
-    def forward(self, *_: object) -> Tensor:
-        return self._gains
-
-    def offset(self) -> tuple[Tensor, Tensor | None] | None:
-        return None if self._away is None else (self._away, None)
-
-
 @pytest.mark.parametrize("each", [True, False], ids=["each its own", "one for all"])
 @pytest.mark.parametrize("moved", [True, False])
 def test_one_large_image_at_a_time_is_filtered_as_all_at_once(each: bool, moved: bool) -> None:
@@ -160,7 +144,8 @@ def test_one_large_image_at_a_time_is_filtered_as_all_at_once(each: bool, moved:
         gains, away = gains[0], None if away is None else away[0]
     basis = Cosine(rotation(3), torch.arange(900), LARGE)
     mean = images(1, seed=3, shape=LARGE)[0].flatten()
-    layer = SpectralFilter(mean, basis, shape=LARGE, gain=EachItsOwn(gains, away))
+    fixed = FixedGain(gains, away=None if away is None else (away, None), keeps_rest=True)
+    layer = SpectralFilter(mean, basis, shape=LARGE, gain=fixed)
     with torch.no_grad():
         found = layer(samples)
         basis.at_once = None
