@@ -92,17 +92,15 @@ def _median_within(padded: Tensor) -> Tensor:
     """Return the local median of all values but those at the border."""
     # Sort every column of three. The median of nine is then the median of the largest low value,
     # the median middle value and the smallest high value (Smith, 1996).
-    low, middle, high = _sorted(padded[..., :-2, :], padded[..., 1:-1, :], padded[..., 2:, :])
+    above, below = padded[..., :-2, :], padded[..., 2:, :]
+    lower = torch.minimum(above, padded[..., 1:-1, :])
+    upper = torch.maximum(above, padded[..., 1:-1, :])
+    middle = torch.clamp(below, lower, upper)
+    low, high = torch.minimum(lower, below), torch.maximum(upper, below)
     largest_low = torch.maximum(torch.maximum(low[..., :-2], low[..., 1:-1]), low[..., 2:])
     smallest_high = torch.minimum(torch.minimum(high[..., :-2], high[..., 1:-1]), high[..., 2:])
     middle = _median_of_three(middle[..., :-2], middle[..., 1:-1], middle[..., 2:])
     return _median_of_three(largest_low, middle, smallest_high)
-
-
-def _sorted(one: Tensor, two: Tensor, three: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    lower, upper = torch.minimum(one, two), torch.maximum(one, two)
-    middle = torch.clamp(three, lower, upper)
-    return torch.minimum(lower, three), middle, torch.maximum(upper, three)
 
 
 def _median_of_three(one: Tensor, two: Tensor, three: Tensor) -> Tensor:
@@ -221,11 +219,8 @@ class SourceOutliers:
     """Knows how many values of source images stray, and repairs batches with more of them.
 
     Args:
-        measured: The result of `measure`.
+        measured: The result of `measure`, of at least two images.
         constants: See `ttapca.spectral.constants`.
-
-    Raises:
-        NotEnoughDataError: There are fewer than two source images.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -297,7 +292,7 @@ class SourceOutliers:
         most = max(1, min(LOOKED_AT, LOOKED_AT_VALUES // images[0].numel()))
         batches = torch.split(images, list(sizes))
         looks = [batch[:: math.ceil(len(batch) / most)] for batch in batches]
-        finders: list[tuple[Finder, float]] = [(_strays, 1.0)]
+        finders: list[tuple[Finder, float]] = [(lambda *given: strays(*given)[0], 1.0)]
         if _has_strips(images):
             finders.insert(0, (strays_at_a_glance, GLANCED))
         suspects, shares = list(range(len(looks))), [0.0] * len(looks)
@@ -350,10 +345,6 @@ class SourceOutliers:
         stray, median = strays(images, self.floor, self._constants)
         unusual = (shares_of(stray) > self._ordinary.to(images.device)).any(1)
         return torch.where(stray & unusual.view(-1, 1, 1, 1), median.to(images.dtype), images)
-
-
-def _strays(images: Tensor, floor: float, constants: Constants) -> Tensor:
-    return strays(images, floor, constants)[0]
 
 
 def _has_strips(images: Tensor) -> bool:

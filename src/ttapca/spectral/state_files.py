@@ -88,16 +88,13 @@ class SavedStream:
 
 
 def read_saved(data: bytes, kind: str, like: StreamState | None, name: str) -> SavedStream:
-    """Read a file that `SavedStream.to_bytes` wrote.
+    """Read a file that `SavedStream.to_bytes` wrote, or raise `SavedStreamError`.
 
     Args:
         data: From anybody: everything in it is checked, but for `other` and `facts`.
         kind: Fingerprint of the reader.
         like: The state of a new stream of the reader.
         name: Name of the file, for errors.
-
-    Raises:
-        SavedStreamError: The bytes are something else, or of another kind.
     """
     about = _about(data, name)
     _check_about(about, kind, name)
@@ -270,26 +267,27 @@ class _Reader:
     def _alarm(self, like: StreamState) -> AlarmState:
         names = [name for name in NUMBERS if name.startswith("alarm.")]
         found = {name.removeprefix("alarm."): self._number(name) for name in names}
-        counts = self._tensors.pop("alarm.counts", None)
-        if counts is not None:
-            if counts.dim() != 1 or not 0 < len(counts) <= MOST_CLASSES:
-                self._refuse("alarm.counts", OTHER_SHAPE)
-            self._check_values("alarm.counts", counts)
-            counts = counts.double()
+        counts = self._optional("alarm.counts", range(1, MOST_CLASSES + 1))
         energies = []
         for place, each in enumerate(like.spectra):
-            name, bands = f"alarm.energies.{place}", each.leeway.shape[2]
-            sums = self._tensors.pop(name, None)
-            if sums is None:
-                continue
-            rest = 0 if each.rest_energy is None else 1  # the alarm does not sum this one
-            if sums.shape != (bands - rest,):
-                self._refuse(name, OTHER_SHAPE)
-            self._check_values(name, sums)
-            energies.append(sums.double())
+            # The alarm does not sum the energy of the rest.
+            bands = each.leeway.shape[2] - (each.rest_energy is not None)
+            sums = self._optional(f"alarm.energies.{place}", range(bands, bands + 1))
+            if sums is not None:
+                energies.append(sums)
         if len(energies) not in (0, len(like.spectra)):
             self._refuse("alarm.energies", "are of some filters only")
         return AlarmState(**found, counts=counts, energies=tuple(energies))
+
+    def _optional(self, name: str, sizes: range) -> Tensor | None:
+        """Return a vector of one of these sizes, if there is any."""
+        found = self._tensors.pop(name, None)
+        if found is None:
+            return None
+        if found.dim() != 1 or len(found) not in sizes:
+            self._refuse(name, OTHER_SHAPE)
+        self._check_values(name, found)
+        return found.double()
 
     def _check(self, state: StreamState) -> None:
         """Refuse parts that do not fit together, although each may be right by itself."""
