@@ -18,7 +18,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -51,32 +51,23 @@ _N_COMPONENTS = Either(
     "None for all",
 )
 
-Count = TypeVar("Count", int, float)  # a whole number, unless older samples count less
 
-
-class MergedMeans(NamedTuple, Generic[Count]):
-    """Count and mean of two sets of samples together, and how to merge their scatters.
-
-    The scatter about the common mean is the sum of both scatters plus `weight * delta * delta^T`,
-    with `delta` from the first mean to the second.
-    """
-
-    total: Count
-    mean: Tensor
-    delta: Tensor
-    weight: float
-
-
-def merged_means(count: Count, mean: Tensor, more: Count, more_mean: Tensor) -> MergedMeans[Count]:
+def merged_means(
+    count: int, mean: Tensor, more: int, more_mean: Tensor
+) -> tuple[int, Tensor, Tensor, float]:
     """Merge the means of two sets of samples; a negative `more` removes samples again.
+
+    Returns:
+        Count and mean of both, the step from the first mean to the second, and its weight: the
+        scatter about the common mean is the sum of both scatters plus weight * step * step^T.
 
     Example:
         >>> merged_means(1, torch.tensor(0.0), 3, torch.tensor(4.0))
-        MergedMeans(total=4, mean=tensor(3.), delta=tensor(4.), weight=0.75)
+        (4, tensor(3.), tensor(4.), 0.75)
     """
     total = count + more
-    delta = more_mean - mean
-    return MergedMeans(total, mean + delta * (more / total), delta, count * more / total)
+    step = more_mean - mean
+    return total, mean + step * (more / total), step, count * more / total
 
 
 class Moments:
