@@ -43,26 +43,6 @@ MULTIPLIER_LIMIT = 4.0
 ABOVE_ONE = Number(above=1)
 
 
-def relu_gain(gamma: Tensor, spectrum: Tensor) -> Tensor:
-    """Return lambda / (lambda + relu(gamma)), a ridge-like shrinkage in (0, 1].
-
-    Example:
-        >>> relu_gain(torch.tensor([-1.0, 1.0]), torch.tensor([1.0, 1.0])).tolist()
-        [1.0, 0.5]
-    """
-    return spectrum / (spectrum + torch.relu(gamma))
-
-
-def exponential_gain(gamma: Tensor, spectrum: Tensor) -> Tensor:
-    """Return 1 / (1 + exp(gamma^2 - lambda)), a soft step in (0, 1).
-
-    Example:
-        >>> exponential_gain(torch.tensor([1.0]), torch.tensor([1.0])).tolist()
-        [0.5]
-    """
-    return torch.sigmoid(spectrum - gamma.square())
-
-
 def bounded_multiplier(log_multiplier: Tensor, limit: float) -> Tensor:
     """Return a factor between 1 / limit and limit, close to exp(log_multiplier) near zero.
 
@@ -215,7 +195,6 @@ class LearnedGain(Gain):
         initial: Start of gamma; None for the default of each gain.
     """
 
-    curve: ClassVar[staticmethod[[Tensor, Tensor], Tensor]]  # from gamma and singular values
     start: ClassVar[float]  # of gamma
     spectrum: Tensor
 
@@ -231,25 +210,30 @@ class LearnedGain(Gain):
         check_option("initial", start, Number())
         self.gamma = nn.Parameter(torch.full_like(self.spectrum, start))
 
-    def forward(self, *_: object, **__: object) -> Tensor:
-        """Return the gains, shape (components,), whatever the batch."""
-        return self.curve(self.gamma, self.spectrum)
-
 
 @register_gain("relu")
 class ReLUGain(LearnedGain):
-    """The paper's ReLU filter; if gamma is not positive, gains are 1 and have no gradient."""
+    """The paper's ReLU filter, a ridge-like shrinkage in (0, 1].
 
-    curve = staticmethod(relu_gain)
+    If gamma is not positive, gains are 1 and have no gradient.
+    """
+
     start = 1e-4
+
+    def forward(self, *_: object, **__: object) -> Tensor:
+        """Return lambda / (lambda + relu(gamma)), shape (components,), whatever the batch."""
+        return self.spectrum / (self.spectrum + torch.relu(self.gamma))
 
 
 @register_gain("exponential")
 class ExponentialGain(LearnedGain):
     """The paper's exponential filter: a mild low-pass from the start, without gradient at zero."""
 
-    curve = staticmethod(exponential_gain)
     start = 0.1
+
+    def forward(self, *_: object, **__: object) -> Tensor:
+        """Return 1 / (1 + exp(gamma^2 - lambda)), shape (components,), whatever the batch."""
+        return torch.sigmoid(self.spectrum - self.gamma.square())
 
 
 @register_gain("multiplicative")
