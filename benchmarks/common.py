@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import ttapca
 from ttapca import datasets, networks
-from ttapca.spectral.affine import LinearPart
 from ttapca.spectral.basis import Dense
+from ttapca.spectral.folded import LinearPart
 
 SIDE = 32
 

@@ -22,9 +22,9 @@ import measuring
 import ttapca
 from common import Loader, natural_images, stem
 from measuring import Goal, Result, Spread, Table
-from ttapca.spectral.affine import CHUNK_NUMBERS, LinearPart
-from ttapca.spectral.cosine import dct_coefficients, dct_matrix
-from ttapca.spectral.moments import Moments
+from ttapca.spectral.cosine_transform import dct_coefficients, dct_matrix
+from ttapca.spectral.folded import CHUNK_NUMBERS, LinearPart
+from ttapca.spectral.pca import Moments
 from ttapca.spectral.position_sample import HELD_OUT, SAMPLES
 from ttapca.support.process import forget_peak_memory
 

@@ -30,7 +30,7 @@ from ttapca.datasets.pictures import PictureSize, open_picture, picture_pixels
 from ttapca.engines import engine_of
 from ttapca.fitting.plan import Problem, RouteCost, Spread, route_cost
 from ttapca.spectral.cosine import CoefficientMoments
-from ttapca.spectral.moments import Moments
+from ttapca.spectral.pca import Moments
 
 PARTS, BATCHES, BATCH = 32, 4, 25
 SHAPE = (3, 16, 16)

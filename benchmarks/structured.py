@@ -28,7 +28,8 @@ from common import (
 )
 from measuring import Goal, Result, Spread, Table
 from ttapca import PCA, Moments
-from ttapca.spectral.cosine import CoefficientMoments, dct_coefficients, dct_matrix, fit_channel_dct
+from ttapca.spectral.cosine import CoefficientMoments, fit_channel_dct
+from ttapca.spectral.cosine_transform import dct_coefficients, dct_matrix
 
 SIDE = 224
 BATCH = 16

@@ -35,7 +35,7 @@ from ttapca.corruptions.apply import corrupt_any_size
 from ttapca.datasets import Images, load, to_tensor
 from ttapca.methods.method import Method, Mixture, registration
 from ttapca.methods.wiener import Wiener
-from ttapca.spectral import outliers, source_classes
+from ttapca.spectral import image_statistics, source_classes
 from ttapca.spectral.constants import CONSTANTS, Constants
 
 REPORTED = ("gaussian_noise_5", "defocus_blur_5", "snow_5", "contrast_5", "jpeg_compression_5")
@@ -211,11 +211,11 @@ def fitted_filter(
             for first in range(0, len(train), 200)
         ]
         options = {"route": asked.route} if asked.route else {}
-        outliers.CONSTANTS = source_classes.CONSTANTS = constants
+        image_statistics.CONSTANTS = source_classes.CONSTANTS = constants
         try:
             ttapca.fit(model, first_layer(model), loader, **options).save(path)
         finally:
-            outliers.CONSTANTS = source_classes.CONSTANTS = CONSTANTS
+            image_statistics.CONSTANTS = source_classes.CONSTANTS = CONSTANTS
     return ttapca.load(path)
 
 

@@ -120,4 +120,4 @@ def test_a_name_that_does_not_exist_is_found() -> None:
     found = list(names_in(ast.parse(program)))
     assert set(found) == {"ttapca.support.memory", "ttapca", "ttapca.fitt"}
     assert [name for name in found if exists(name)] == ["ttapca"]
-    assert exists("ttapca.spectral.moments.Moments")
+    assert exists("ttapca.spectral.pca.Moments")

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
     # The mathematics alone
     from ttapca.spectral.filter import SpectralFilter as SpectralFilter
-    from ttapca.spectral.moments import Moments as Moments
     from ttapca.spectral.pca import PCA as PCA
+    from ttapca.spectral.pca import Moments as Moments
 
     # Errors and warnings
     from ttapca.errors import TtapcaError as TtapcaError
@@ -85,8 +85,7 @@ _NAMES = {
     "adaptation.costs": ("Cost", "measure_cost"),
     # The mathematics alone
     "spectral.filter": ("SpectralFilter",),
-    "spectral.pca": ("PCA",),
-    "spectral.moments": ("Moments",),
+    "spectral.pca": ("PCA", "Moments"),
     # Errors and warnings
     "errors": ("TtapcaError", "TtapcaWarning"),
 }

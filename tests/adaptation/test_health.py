@@ -20,7 +20,7 @@ from ttapca.errors import ShapeError
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.closed_form_rule import independent_images
 from ttapca.spectral.constants import CONSTANTS
-from ttapca.spectral.outliers import SourceOutliers
+from ttapca.spectral.image_statistics import SourceOutliers
 
 FITTED = ttapca.fit(small_convnet(), "conv1", DATA)
 NEW = images(400)[150:]  # like DATA, which a basis knows better than any others

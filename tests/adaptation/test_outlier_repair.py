@@ -16,7 +16,7 @@ from oracles import assert_same_picture, images, picture_of, salted, scenes, sma
 from ttapca.adaptation.surfaces import OutlierRepair
 from ttapca.errors import AttachError, OptionError
 from ttapca.methods import PulledWiener, Wiener
-from ttapca.spectral.outliers import SourceOutliers, measure, shares_of, strays
+from ttapca.spectral.image_statistics import SourceOutliers, measure, shares_of, strays
 from ttapca.spectral.stream_batch import Rows
 from ttapca.spectral.stream_state import StreamState
 

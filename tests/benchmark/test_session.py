@@ -152,7 +152,9 @@ def test_methods_of_the_paper_ask_for_principal_components(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ttapca.benchmark.paper.COMPONENTS", 20)
-    monkeypatch.setattr("ttapca.spectral.basis.SMALL", 32)  # so that digits are images like others
+    monkeypatch.setattr(
+        "ttapca.spectral.basis_choice.SMALL", 32
+    )  # so that digits are images like others
     plan = SMALL.changed(components=())
     for methods, components in ((("wiener",), 64), (("wiener", "ttapca-relu"), 20)):
         rows = Benchmark(plan.changed(methods=methods)).run(tmp_path / "r.sqlite")

@@ -12,7 +12,7 @@ import ttapca
 from oracles import images, left_untouched
 from ttapca.errors import BasisWarning, OutOfMemoryError
 from ttapca.fitting.plan import Problem, RouteName, plan_of
-from ttapca.spectral.basis import SMALL
+from ttapca.spectral.basis_choice import SMALL
 
 SHAPE = (3, 20, 20)  # more numbers than `SMALL`
 DATA = images(120, shape=SHAPE).float()

@@ -16,7 +16,8 @@ from oracles import DensePCA, images, left_untouched
 from small_networks import PatchTransformer, smooth_images
 from ttapca.errors import OutOfMemoryError
 from ttapca.fitting.fit import plan_fit
-from ttapca.spectral.affine import LinearPart, acts_on_input, is_affine
+from ttapca.spectral.basis_choice import acts_on_input
+from ttapca.spectral.folded import LinearPart, is_affine
 
 IMAGE = (3, 32, 32)
 

@@ -22,7 +22,7 @@ from ttapca.fitting.plan import (
     plan_of,
     route_cost,
 )
-from ttapca.spectral.affine import InputGram, LinearPart
+from ttapca.spectral.folded import InputGram, LinearPart
 from ttapca.spectral.source_classes import corrections
 
 GB = 2**30

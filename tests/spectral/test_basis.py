@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 
 import pytest
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 import ttapca
 from oracles import images, small_convnet
 from ttapca.fitting.fit import ROUTES
-from ttapca.spectral.basis import BASES, Basis, basis_kind, usual_basis
+from ttapca.spectral.basis import Basis
+from ttapca.spectral.basis_choice import BASES, basis_kind, usual_basis
 
 DATA = images(90)
 CASES = {
@@ -21,15 +23,17 @@ CASES = {
     "cosines at the input": ("conv1", "dct"),
     "cosines at the output": ("act", "dct"),
 }
-FITTED = {
-    name: ttapca.fit(small_convnet(), layer, DATA, 30, route=route)  # type: ignore[arg-type]
-    for name, (layer, route) in CASES.items()
-}
+
+
+@functools.cache
+def fitted_as(name: str) -> ttapca.FittedFilter:
+    layer, route = CASES[name]
+    return ttapca.fit(small_convnet(), layer, DATA, 30, route=route)  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=CASES)
 def fitted(request: pytest.FixtureRequest) -> ttapca.FittedFilter:
-    return FITTED[request.param]
+    return fitted_as(request.param)
 
 
 @pytest.fixture
@@ -105,8 +109,9 @@ def test_a_copy_to_compute_with(basis: Basis, samples: Tensor) -> None:
 
 def test_every_route_leads_to_a_basis() -> None:
     assert {route for route, _ in BASES} == set(ROUTES)
-    for name, fitted in FITTED.items():
-        assert fitted.basis.at_input == (CASES[name][0] == "conv1")
+    for name, (layer, _) in CASES.items():
+        fitted = fitted_as(name)
+        assert fitted.basis.at_input == (layer == "conv1")
         assert fitted.shape == ((3, 6, 6) if fitted.basis.at_input else (8, 6, 6))
         place = "input" if fitted.basis.at_input else "output"
         assert f"components=30, at the {place}" in repr(fitted.spectral_filter())
@@ -123,7 +128,7 @@ def pair(
     request: pytest.FixtureRequest, tmp_path
 ) -> tuple[ttapca.FittedFilter, ttapca.FittedFilter]:
     """One filter, stored as float16: what `load` gives, and the same numbers in float32."""
-    FITTED[request.param].save(tmp_path / "filter", dtype="float16")
+    fitted_as(request.param).save(tmp_path / "filter", dtype="float16")
     half = ttapca.load(tmp_path / "filter")
     half.save(tmp_path / "filter", dtype="float32", overwrite=True)
     return half, ttapca.load(tmp_path / "filter")

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ttapca.errors import NotEnoughDataError, OptionError, ShapeError
 from ttapca.spectral import closed_form, closed_form_rule
-from ttapca.spectral.basis import Cosine
 from ttapca.spectral.calibration import (
     SourceSpectrum,
     band_edges,
@@ -25,11 +24,12 @@ from ttapca.spectral.calibration import (
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.closed_form_rule import ClosedFormRule, independent_images
 from ttapca.spectral.constants import CONSTANTS
+from ttapca.spectral.cosine import Cosine
 from ttapca.spectral.gains import SourceComponents, make_gain
 from ttapca.spectral.other_sizes import OtherSize
+from ttapca.spectral.shrinkage import two_sided_gain
 from ttapca.spectral.stream import ScaleGivenBack
 from ttapca.spectral.stream_state import Spectrum, leaves
-from ttapca.spectral.variance_ratios import two_sided_gain
 
 COMPONENTS = 63
 ONES = torch.ones(31, dtype=torch.float64)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ttapca.spectral.appearances import Appearances
 from ttapca.spectral.conditions import ConditionStates, KnownConditions, _two_means
 from ttapca.spectral.constants import CONSTANTS, Constants
-from ttapca.spectral.textures import TEXTURES, textures
+from ttapca.spectral.image_statistics import TEXTURES, textures
 
 SIZE = 6
 
@@ -93,7 +93,7 @@ def plain_textures(image: Tensor) -> list[float]:
 def test_textures_are_averages_of_differences(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ttapca.spectral.textures.TOGETHER", 200)  # in several parts
+    monkeypatch.setattr("ttapca.spectral.image_statistics.TOGETHER", 200)  # in several parts
     images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = textures(images)
     assert found.shape == (4, TEXTURES)

@@ -21,13 +21,12 @@ FIELDS = [each.name for each in dataclasses.fields(Constants)]
 # rounding, sizes of parts and of samples, seeds, and iterations of which more change nothing.
 OTHER_NUMBERS = {
     "spectral/calibration.py": "TOGETHER DRAWS SEED LEEWAY_STEPS MOST_WITH_LEEWAY TINY",
-    "spectral/white_noise.py": "",
-    "spectral/means.py": "",
+    "spectral/shrinkage.py": "",
     "spectral/conditions.py": "HALVES_OF_NORMAL STEPS",
     "spectral/appearances.py": "FEWEST_SOURCE LEAST LEAST_DEVIATION",
-    "spectral/outliers.py": (
+    "spectral/image_statistics.py": (
         "NORMAL LOOKED_AT LOOKED_AT_VALUES LARGE STRIP EVERY GLANCED NOISE_VALUES DRAWS SEED "
-        "TOGETHER LEAST_SIDE MOST_CHANNELS"
+        "TOGETHER DISTANCES TEXTURES LEAST_SIDE MOST_CHANNELS"
     ),
     "spectral/source_classes.py": (
         "LARGEST_RANK NO_DIRECTION SMALLEST_RATIO MOST_FEATURES IMAGES_A_FEATURE"
@@ -38,7 +37,6 @@ OTHER_NUMBERS = {
     "spectral/closed_form.py": "",
     "spectral/stream_batch.py": "",
     "spectral/stream_state.py": "TINY",
-    "spectral/variance_ratios.py": "",
     "adaptation/chain_passes.py": "SMALLEST LEAST_SUM",
     "adaptation/shift_alarm.py": "",
     "adaptation/surfaces/stream_statistics.py": "",

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from oracles import images
 from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError, ShapeError
-from ttapca.spectral.basis import Cosine
-from ttapca.spectral.cosine import CoefficientMoments, dct_matrix, fit_channel_dct
+from ttapca.spectral.cosine import CoefficientMoments, Cosine, fit_channel_dct
+from ttapca.spectral.cosine_transform import dct_matrix
 
 SHAPE = (3, 4, 6)
 

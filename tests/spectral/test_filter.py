@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ttapca
+from fixed_gains import FixedGain
 from oracles import DensePCA, images, small_convnet
 from ttapca import PCA, Moments, SpectralFilter
 from ttapca.errors import ShapeError
-from ttapca.spectral.basis import Dense, Folded
-from ttapca.spectral.gains import Gain, SourceComponents, make_gain
+from ttapca.spectral.basis import Dense
+from ttapca.spectral.folded import Folded
+from ttapca.spectral.gains import SourceComponents, make_gain
 
 SHAPE = (2, 3, 2)
 DATA = images(80, shape=SHAPE)
@@ -68,40 +70,10 @@ def test_state_dict_round_trip() -> None:
         one(torch.zeros(5, 3, 2, 2))
 
 
-class FixedGain(Gain):
-    """Keeps what lies outside the basis."""
-
-    keeps_rest = True
-
-    def __init__(self, gains: Tensor) -> None:
-        super().__init__()
-        self.gains = gains
-
-    def forward(self, components: Tensor | None = None, rest: Tensor | None = None) -> Tensor:
-        self.rest = rest
-        return self.gains
-
-
-class WatchingGain(FixedGain):
-    """Moves means and scales what lies outside the basis by itself."""
-
-    watches_rest = True
-
-    def __init__(self, gains: Tensor, away: Tensor, away_outside: Tensor | None) -> None:
-        super().__init__(gains)
-        self.away = (away, away_outside)
-
-    def offset(self) -> tuple[Tensor, Tensor | None]:
-        return self.away
-
-    def rest_gain(self) -> float:
-        return 0.25
-
-
 @torch.no_grad()
 def test_gains_of_one_give_back_what_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = spectral_filter(5)
-    layer.gain = FixedGain(torch.ones(5, dtype=torch.float64))
+    layer.gain = FixedGain(torch.ones(5, dtype=torch.float64), keeps_rest=True)
     monkeypatch.setattr(layer.basis, "add_rebuilt", None)  # nothing is rebuilt
     assert torch.equal(layer(X), X)
     monkeypatch.undo()
@@ -118,7 +90,7 @@ def test_gains_of_one_give_back_what_came_in(monkeypatch: pytest.MonkeyPatch) ->
 def test_components_scaled_as_the_rest_need_no_rebuilding(values: list[float], kept: int) -> None:
     gains = torch.tensor(values[:kept], dtype=torch.float64)
     layer = spectral_filter(kept)
-    layer.gain = FixedGain(gains)
+    layer.gain = FixedGain(gains, keeps_rest=True)
     basis = PCA_OF_DATA.basis[:, :kept]
     away = X.flatten(1) - PCA_OF_DATA.mean
     inside = away @ basis
@@ -139,13 +111,14 @@ def test_means_are_moved_before_scaling(outside: bool) -> None:
     inside = away @ basis
     rest = away - inside @ basis.T
     shift = rest[3] if outside else torch.zeros_like(rest[3])
-    layer.gain = WatchingGain(gains, offset, shift if outside else None)
+    moved = (offset, shift if outside else None)
+    layer.gain = FixedGain(gains, 0.25, moved, watches_rest=True)
     expected = torch.stack([
         PCA_OF_DATA.mean + basis @ (gains * (one - offset)) + 0.25 * (other - shift)
         for one, other in zip(inside, rest, strict=True)
     ])  # fmt: skip
     torch.testing.assert_close(layer(X).flatten(1), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(layer.gain.rest, rest, rtol=0, atol=1e-12)
+    torch.testing.assert_close(layer.gain.seen_rest, rest, rtol=0, atol=1e-12)
 
 
 # A batch is projected once for both passes of a gradient step, and never wrongly.

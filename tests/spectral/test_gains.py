@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ttapca.errors import OptionError
-from ttapca.spectral.gains import (
-    Gain,
-    SourceComponents,
-    bounded_multiplier,
-    exponential_gain,
-    make_gain,
-    relu_gain,
-)
+from ttapca.spectral.gains import Gain, SourceComponents, bounded_multiplier, make_gain
 
 SPECTRUM = torch.tensor([8.0, 4.0, 1.0, 0.25], dtype=torch.float64)
 
@@ -34,10 +27,13 @@ numbers = st.floats(-5, 5, allow_nan=False)
 @given(gamma=numbers, value=st.floats(1e-3, 1.0))
 @settings(deadline=None)
 def test_gains_equal_the_papers_formulas(gamma: float, value: float) -> None:
-    g, s = torch.tensor([gamma]).double(), torch.tensor([value]).double()
-    gamma, value = g.item(), s.item()
-    assert relu_gain(g, s).item() == pytest.approx(value / (value + max(gamma, 0.0)))
-    assert exponential_gain(g, s).item() == pytest.approx(1 / (1 + math.exp(gamma**2 - value)))
+    spectrum = torch.tensor([value], dtype=torch.float64)
+    relu, exponential = (
+        made(name, spectrum, normalise=False, initial=gamma)().item()
+        for name in ("relu", "exponential")
+    )
+    assert relu == pytest.approx(value / (value + max(gamma, 0.0)))
+    assert exponential == pytest.approx(1 / (1 + math.exp(gamma**2 - value)))
 
 
 @given(value=st.floats(-1e6, 1e6), limit=st.floats(1.01, 100))
@@ -87,7 +83,7 @@ def test_relu_gain_with_one_gamma_is_ridge_regression() -> None:
     gamma = 3.7
     ridge = torch.linalg.solve(x.T @ x + gamma * torch.eye(5, dtype=torch.float64), x.T @ y)
     eigenvalues, vectors = torch.linalg.eigh(x.T @ x)
-    gains = relu_gain(torch.full((5,), gamma, dtype=torch.float64), eigenvalues)
+    gains = made("relu", eigenvalues, normalise=False, initial=gamma)().detach()
     least_squares = torch.linalg.solve(x.T @ x, x.T @ y)
     filtered = vectors @ torch.diag(gains) @ vectors.T @ least_squares
     torch.testing.assert_close(filtered, ridge, rtol=1e-10, atol=1e-12)

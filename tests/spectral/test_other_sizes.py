@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ttapca
+from fixed_gains import FixedGain
 from oracles import images, natural, small_convnet
 from ttapca import SpectralFilter
 from ttapca.errors import ShapeError
-from ttapca.spectral.basis import Cosine
 from ttapca.spectral.calibration import SourceSpectrum, energies_of, rest_of
 from ttapca.spectral.closed_form import ClosedFormGain
-from ttapca.spectral.cosine import CoefficientMoments, fit_channel_dct
+from ttapca.spectral.cosine import CoefficientMoments, Cosine, fit_channel_dct
 from ttapca.spectral.gains import Gain, SourceComponents, make_gain
 from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.stream import Stream
@@ -47,25 +47,6 @@ def basis_of(count: int = NUMBERS) -> Cosine:
 
 def at(size: tuple[int, int], count: int = NUMBERS) -> OtherSize:
     return basis_of(count).for_shape((3, *size), MEAN)
-
-
-class FixedGain(Gain):
-    """Scales components as it is told, and what lies outside the basis, if it keeps that."""
-
-    def __init__(self, gains: Tensor, rest: float | None = None, away: Any = None) -> None:
-        super().__init__()
-        self.gains, self.rest, self.away = gains, rest, away
-        self.keeps_rest = rest is not None
-
-    def forward(self, components: Any = None, rest: Any = None, size: Any = None) -> Tensor:
-        self.seen = components
-        return self.gains
-
-    def rest_gain(self) -> float | None:
-        return self.rest
-
-    def offset(self) -> Any:
-        return self.away
 
 
 def filter_of(gain: Gain | None = None, count: int = NUMBERS) -> SpectralFilter:

@@ -141,9 +141,13 @@ def same_leaves(one: StreamState, other: StreamState) -> bool:
     ) and all(a == b and type(a) is type(b) for a, b in pairs if not hasattr(a, "shape"))
 
 
-NAMES = sorted({(order, name) for order in ORDERS for name in File(order).tensors})
-OF_STATES = [each for each in NAMES if each[1].startswith("state.")]
-every_tensor = pytest.mark.parametrize(("order", "name"), OF_STATES)
+@functools.cache
+def names_of(order: str) -> list[str]:
+    """The tensors of the state, by the names that they have in its fields."""
+    tensors = File(order).tensors
+    return [name for name in leaves(known(order)) if f"state.{name}" in tensors]
+
+
 every_order = pytest.mark.parametrize("order", ORDERS)
 
 
@@ -152,7 +156,7 @@ every_order = pytest.mark.parametrize("order", ORDERS)
 
 def test_the_states_have_all_parts_that_there_are() -> None:
     """Else the tests below would not look at them."""
-    names = {name.removeprefix("state.") for _, name in OF_STATES}
+    names = {name for order in ORDERS for name in names_of(order)}
     for part in ("spectra.0.rest_mean", "layers.moments", "chain.joint", "conditions.searched"):
         assert part in names
     assert {"outliers", "alarm.counts", "alarm.energies.0"} <= names
@@ -211,68 +215,61 @@ def test_a_state_of_another_precision_is_that_of_the_reader() -> None:
 # Tensors that cannot be.
 
 
-@every_tensor
-def test_a_tensor_that_is_missing(order: str, name: str) -> None:
-    file, own = File(order), name.removeprefix("state.")
-    del file.tensors[name]
-    if own.startswith("alarm."):  # an alarm may know nothing, and begins anew
-        found = file.read().state
-        assert found is not None
-        assert own not in leaves(found)
-    else:
-        file.refused(f"`{own}`")
-
-
-def wider(each: Tensor) -> Tensor:
-    return torch.cat([each, each[..., :1]], -1)
-
-
-@every_tensor
-def test_a_tensor_of_another_shape(order: str, name: str) -> None:
-    own = name.removeprefix("state.")
-    changes: list[Callable[[Tensor], Tensor]] = [lambda each: each[None], lambda each: each.sum()]
-    rows = own.startswith(("spectra", "layers", "conditions")) or own == "alarm.counts"
-    if not rows or File(order).tensors[name].dim() > 1:
-        changes.append(wider)
-    for change in changes:
+@every_order
+def test_a_tensor_that_is_missing(order: str) -> None:
+    for name in names_of(order):
         file = File(order)
-        file.tensors[name] = change(file.tensors[name])
-        file.refused(f"`{own}` has another shape than in this network")
+        del file.tensors[f"state.{name}"]
+        if name.startswith("alarm."):  # an alarm may know nothing, and begins anew
+            found = file.read().state
+            assert found is not None
+            assert name not in leaves(found)
+        else:
+            file.refused(f"`{name}`")
 
 
-@every_tensor
+@every_order
+def test_a_tensor_of_another_shape(order: str) -> None:
+    changes: list[Callable[[Tensor], Tensor]] = [
+        lambda each: each[None],
+        lambda each: each.sum(),
+        lambda each: torch.cat([each, each[..., :1]], -1),
+    ]
+    for name in names_of(order):
+        rows = name.startswith(("spectra", "layers", "conditions")) or name == "alarm.counts"
+        for number, change in enumerate(changes):
+            file = File(order)
+            each = file.tensors[f"state.{name}"]
+            if number == 2 and rows and each.dim() == 1:
+                continue  # one more row
+            file.tensors[f"state.{name}"] = change(each)
+            file.refused(f"`{name}` has another shape than in this network")
+
+
+@every_order
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e13, -1e13, -0.5])
-def test_a_number_that_cannot_be(order: str, name: str, number: float) -> None:
-    own = name.removeprefix("state.")
-    file, last = File(order), own.rpartition(".")[2]
-    file.tensors[name].view(-1)[-1] = number
+def test_a_number_that_cannot_be(order: str, number: float) -> None:
     signed = ("mean", "rest_mean", "leeway", "centres", "searched", "unsearched", "features")
-    if number == -0.5 and last in signed:
-        assert file.read().state is not None
-    else:
-        file.refused(f"`{own}` ")
+    for name in names_of(order):
+        file = File(order)
+        file.tensors[f"state.{name}"].view(-1)[-1] = number
+        if number == -0.5 and name.rpartition(".")[2] in signed:
+            assert file.read().state is not None
+        else:
+            file.refused(f"`{name}` ")
 
 
-@pytest.mark.parametrize("name", ["spectra.0.shift", "spectra.0.unusual", "outliers"])
-def test_a_share_above_one(name: str) -> None:
-    file = File("auto")
-    file.tensors[f"state.{name}"].view(-1)[0] = 1.001
-    file.refused(f"`{name}` cannot be like that")
-
-
-@pytest.mark.parametrize(("first", "second"), [(0.0, -5.0), (1000.0, 1.0)])
-def test_a_variance_that_is_negative(first: float, second: float) -> None:
-    """It has no root, and every later image of the stream no number."""
-    file = File("auto")
-    file.tensors["state.layers.moments"][:, 0, 0] = first
-    file.tensors["state.layers.moments"][:, 1, 0] = second
-    file.refused("`layers.moments`")
-
-
-def test_images_that_were_seen_and_had_no_class() -> None:
-    file = File("auto")
-    file.tensors["state.chain.recent"] *= 0
-    file.refused("`chain.recent`")
+@every_order
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.complex64, torch.uint8], ids=str)
+def test_a_tensor_of_other_numbers(order: str, kind: torch.dtype) -> None:
+    for name in names_of(order):
+        file = File(order)
+        file.tensors[f"state.{name}"] = file.tensors[f"state.{name}"].to(kind)
+        if name.startswith("alarm."):  # counts may be whole
+            found = read_or_refused(file.data(), order)
+            assert found is None or is_finite(found)
+        else:
+            file.refused(f"`{name}`")
 
 
 @pytest.mark.parametrize("name", ["spectra.0.mean", "spectra.0.rest_mean", "layers.moments"])
@@ -285,26 +282,9 @@ def test_a_number_whose_square_is_infinite_in_float32(name: str) -> None:
     assert read_saved(data, KIND, adapter.new_state(), NAME).state is not None
     content = torch.full_like(load(data)[f"state.{name}"], 1e30)
     shape, raw = list(content.shape), content.numpy().tobytes()
+    wide = with_one_more(data, f"state.{name}", "F32", shape, raw)
     with pytest.raises(SavedStreamError, match=rf"`{name}` cannot be like that"):
-        read_saved(
-            with_one_more(data, f"state.{name}", "F32", shape, raw),
-            KIND,
-            adapter.new_state(),
-            NAME,
-        )
-
-
-@every_tensor
-@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.complex64, torch.uint8], ids=str)
-def test_a_tensor_of_other_numbers(order: str, name: str, kind: torch.dtype) -> None:
-    own = name.removeprefix("state.")
-    file = File(order)
-    file.tensors[name] = file.tensors[name].to(kind)
-    if own.startswith("alarm."):  # counts may be whole
-        found = read_or_refused(file.data(), order)
-        assert found is None or is_finite(found)
-    else:
-        file.refused(f"`{own}`")
+        read_saved(wide, KIND, adapter.new_state(), NAME)
 
 
 # Of safetensors, of which torch knows some and can compare fewer.
@@ -334,75 +314,71 @@ def test_a_shape_that_is_too_large_for_nothing(shape: list[int]) -> None:
         again(with_one_more(written("auto"), "state.large", "F32", shape, b""), "auto")
 
 
-# Tables, whose rows are conditions.
+# Numbers that are possible by themselves.
 
 
-@pytest.mark.parametrize("part", ["spectra.0", "layers"])
-@pytest.mark.parametrize("rows", [0, CONSTANTS.states + 1])
-def test_a_table_of_too_many_rows_or_none(part: str, rows: int) -> None:
-    file = File("auto")
-    for name, each in file.tensors.items():
-        if name.startswith(f"state.{part}."):
-            file.tensors[name] = each[:1].expand(rows, *each.shape[1:]).clone()
-    file.refused(f"`{part}`")
+def rows_of(number: int) -> Callable[[Tensor], Tensor]:
+    return lambda each: each[:1].expand(number, *each.shape[1:]).clone()
 
 
-@pytest.mark.parametrize("part", ["spectra.0", "layers"])
-def test_a_table_whose_parts_have_several_lengths(part: str) -> None:
-    file = File("auto")
-    name = f"state.{part}.samples"
-    file.tensors[name] = file.tensors[name][:1]
-    file.refused(f"`{part}` has parts of several lengths")
+def with_moments(mean: float, square: float) -> Callable[[Tensor], Tensor]:
+    """Moments of a layer; a negative variance has no root, and the stream no numbers later."""
+    return lambda each: torch.tensor([[mean], [square]]).to(each).expand_as(each).clone()
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "said"),
-    [
-        ("centres", 1, "`conditions` do not match"),
-        ("weights", 1, "`conditions` do not match"),
-        ("centres", CONSTANTS.states + 1, "`conditions` do not match"),
-        ("searched", 2 * int(CONSTANTS.memory) + 1, "`conditions.searched` has too many rows"),
-        ("unsearched", 2 * int(CONSTANTS.memory) + 1, "`conditions.unsearched` has too many rows"),
-    ],
-)
-def test_conditions_that_do_not_match(name: str, rows: int, said: str) -> None:
-    file = File("auto")
-    each = file.tensors[f"state.conditions.{name}"]
-    file.tensors[f"state.conditions.{name}"] = each[:1].expand(rows, *each.shape[1:]).clone()
+NO_MATCH, LONG = "`conditions` do not match", 2 * int(CONSTANTS.memory) + 1
+TOO_MANY = CONSTANTS.states + 1
+CANNOT_BE: list[tuple[str, str, Callable[[Tensor], Tensor], str]] = [
+    *(
+        ("auto", name, lambda each: each + 1.001, f"`{name}` cannot be like that")
+        for name in ("spectra.0.shift", "spectra.0.unusual", "outliers")
+    ),
+    ("auto", "layers.moments", with_moments(0.0, -5.0), "`layers.moments`"),
+    ("auto", "layers.moments", with_moments(1000.0, 1.0), "`layers.moments`"),
+    ("auto", "chain.recent", lambda each: 0 * each, "`chain.recent`"),  # images without a class
+    *(
+        ("auto", "chain.joint", lambda each, by=by: by * each, "`chain.joint` is no probability")
+        for by in (0.0, 0.5, 2.0)
+    ),
+    ("auto", "chain.joint", lambda each: each[:, :, :4] * 5 / 4, "has another shape than in this"),
+    ("auto", "chain.joint", lambda each: torch.cat([each, each]), "has another shape than in this"),
+    ("auto", "spectra.0.samples", rows_of(1), "`spectra.0` has parts of several lengths"),
+    ("auto", "layers.samples", rows_of(1), "`layers` has parts of several lengths"),
+    ("auto", "conditions.centres", rows_of(1), NO_MATCH),
+    ("auto", "conditions.weights", rows_of(1), NO_MATCH),
+    ("auto", "conditions.centres", rows_of(TOO_MANY), NO_MATCH),
+    ("auto", "conditions.searched", rows_of(LONG), "`conditions.searched` has too many rows"),
+    ("auto", "conditions.unsearched", rows_of(LONG), "`conditions.unsearched` has too many rows"),
+    *(
+        ("shuffled", "alarm.counts", lambda _, to=to: to, "`alarm.counts` has another shape")
+        for to in (torch.zeros(0), torch.ones(2, 2), torch.ones(1_000_001))
+    ),
+]
+
+
+@pytest.mark.parametrize(("order", "name", "change", "said"), CANNOT_BE)
+def test_a_tensor_that_cannot_be(
+    order: str, name: str, change: Callable[[Tensor], Tensor], said: str
+) -> None:
+    file = File(order)
+    file.tensors[f"state.{name}"] = change(file.tensors[f"state.{name}"]).double()
     file.refused(said)
 
 
-@pytest.mark.parametrize("conditions", [0, 1, CONSTANTS.states + 1])
-def test_fewer_conditions_than_rows_or_too_many(conditions: int) -> None:
+@pytest.mark.parametrize(
+    ("part", "rows", "said"),
+    [
+        *((part, rows, f"`{part}`") for part in ("spectra.0", "layers") for rows in (0, TOO_MANY)),
+        *(("conditions", rows, NO_MATCH) for rows in (0, 1, TOO_MANY)),
+    ],
+)
+def test_a_table_of_too_many_rows_or_too_few(part: str, rows: int, said: str) -> None:
     file = File("auto")
-    for name in ("state.conditions.centres", "state.conditions.weights"):
-        each = file.tensors[name][:1]
-        file.tensors[name] = each.expand(conditions, *each.shape[1:]).clone()
-    file.refused("`conditions` do not match")
-
-
-@pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])
-def test_a_joint_probability_that_is_none(factor: float) -> None:
-    file = File("auto")
-    file.tensors["state.chain.joint"] *= factor
-    file.refused("`chain.joint` is no probability")
-
-
-def test_a_chain_of_other_classes_or_of_several_streams() -> None:
-    for change in (lambda each: each[:, :, :4] * 5 / 4, lambda each: torch.cat([each, each])):
-        file = File("auto")
-        file.tensors["state.chain.joint"] = change(file.tensors["state.chain.joint"])
-        file.refused("`chain.joint` has another shape than in this network")
-
-
-# What the alarm knows.
-
-
-@pytest.mark.parametrize("counts", [torch.zeros(0), torch.ones(2, 2), torch.ones(1_000_001)])
-def test_counts_of_classes_that_cannot_be(counts: Tensor) -> None:
-    file = File("shuffled")
-    file.tensors["state.alarm.counts"] = counts.double()
-    file.refused("`alarm.counts` has another shape")
+    names = {f"state.{part}.{name}" for name in ("centres", "weights")}
+    for name, each in file.tensors.items():
+        if name in names or (part != "conditions" and name.startswith(f"state.{part}.")):
+            file.tensors[name] = rows_of(rows)(each)
+    file.refused(said)
 
 
 def test_energies_of_some_filters_only() -> None:
@@ -449,13 +425,6 @@ def test_a_number_of_another_kind_or_size(order: str, name: str, value: Any) -> 
     file = File(order)
     file.numbers[name] = value
     file.refused(f"`{name}` is ")
-
-
-@pytest.mark.parametrize("name", NUMBERS)
-def test_a_number_that_is_missing(name: str) -> None:
-    file = File("auto")
-    del file.numbers[name]
-    file.refused(f"`{name}` is None")
 
 
 # What does not belong there.
@@ -611,8 +580,8 @@ def test_who_is_not_refused_can_go_on(order: str, data: st.DataObject) -> None:
     """Whatever was accepted has finite facts, and good answers come of it."""
     file = File(order)
     for _ in range(data.draw(st.integers(1, 3))):
-        name = data.draw(st.sampled_from([own for each, own in OF_STATES if each == order]))
-        values = file.tensors[name].view(-1)
+        name = data.draw(st.sampled_from(names_of(order)))
+        values = file.tensors[f"state.{name}"].view(-1)
         if not len(values):
             continue
         place, number = data.draw(st.integers(0, len(values) - 1)), data.draw(ANY_NUMBER)

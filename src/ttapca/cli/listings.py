@@ -127,7 +127,8 @@ def _planned_fits(
     from ttapca.errors import OutOfMemoryError
     from ttapca.fitting.channel_statistics import found_logits
     from ttapca.fitting.plan import Problem, RouteChoice, plan_of
-    from ttapca.spectral.basis import Cosine, cosines_serve
+    from ttapca.spectral.basis_choice import cosines_serve
+    from ttapca.spectral.cosine_transform import has_cosines
     from ttapca.support.modules import device_and_dtype, evaluation_mode
 
     check_option("route", route, OneOf(get_args(RouteChoice)))
@@ -148,7 +149,7 @@ def _planned_fits(
             data_shape=shape,
         )
         impossible = route == "folded" and not problem.folds
-        impossible |= route == "dct" and not Cosine.takes(problem.filtered_shape)
+        impossible |= route == "dct" and not has_cosines(problem.filtered_shape)
         if not impossible:
             with suppress(OutOfMemoryError):
                 plans[layer.name] = plan_of(problem, cast("RouteChoice", route))

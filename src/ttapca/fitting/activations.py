@@ -35,7 +35,7 @@ from ttapca.fitting.channel_statistics import (
 from ttapca.fitting.model_inputs import KEPT_SAMPLES, ModelInputs
 from ttapca.fitting.plan import FitPlan
 from ttapca.fitting.source_statistics import MomentsKind, Reading, Side, SourceStatistics
-from ttapca.spectral.affine import acts_on_input
+from ttapca.spectral.basis_choice import acts_on_input
 from ttapca.spectral.position_sample import Positions
 from ttapca.support.inputs import (
     SAMPLES,

@@ -44,10 +44,10 @@ from ttapca.spectral.basis import Basis
 from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import Gain, GainName, SourceComponents, make_gain
-from ttapca.spectral.means import class_reach
 from ttapca.spectral.pca import MOST_DROPPED
 from ttapca.spectral.randomised import singular_value_error
 from ttapca.spectral.resemblance import Resemblance
+from ttapca.spectral.shrinkage import class_reach
 from ttapca.spectral.source_classes import PairStatistic, SourceClasses
 
 # Users are warned of a filter that changes more source predictions than this. Variance is a poor
@@ -88,13 +88,13 @@ class FittedFilter:
             (samples,). None where that is less than a ten-thousandth of the variance, and in
             filters saved by an older ttapca.
         class_reach_: How far the mean of the farthest class lies from the mean of all, in squared
-            deviations within classes, shape (components,); see `ttapca.spectral.means`. None where
+            deviations within classes, shape (components,); see `ttapca.spectral.shrinkage`. None if
             the model predicts no classes, and in filters saved by an older ttapca.
         outliers_: How far values of some source images stray from those around them, and how many
-            do, shape (samples, 3); see `ttapca.spectral.outliers`. None where the filter does not
-            act on the model's input images, and in filters saved by an older ttapca.
+            do, shape (samples, 3); see `ttapca.spectral.image_statistics`. None if the filter does
+            not act on the model's input images, and in filters saved by an older ttapca.
         textures_: Textures of the samples that `energies_` are of, shape (samples, numbers); see
-            `ttapca.spectral.textures`. None as for `outliers_`.
+            `ttapca.spectral.image_statistics`. None as for `outliers_`.
         resemblance_: How far the samples of `energies_` resemble each other, as frames of a drive
             do, and for how many independent ones they count; see `ttapca.spectral.resemblance`.
             None in filters saved by an older ttapca.

@@ -15,11 +15,12 @@ from typing import Literal
 from ttapca.errors import OptionError, OutOfMemoryError
 from ttapca.fitting.source_statistics import MOST_NUMBERS as MOST_CLASS_MEANS
 from ttapca.spectral import pca
-from ttapca.spectral.affine import CHUNK_NUMBERS as AFFINE_CHUNK
-from ttapca.spectral.basis import LARGEST_DENSE, MATRIX_LIMIT, SMALL, Cosine, cosines_serve
+from ttapca.spectral.basis_choice import LARGEST_DENSE, MATRIX_LIMIT, SMALL, cosines_serve
 from ttapca.spectral.calibration import TOGETHER
 from ttapca.spectral.cosine import CHUNK_NUMBERS as COSINE_CHUNK
-from ttapca.spectral.outliers import is_image
+from ttapca.spectral.cosine_transform import has_cosines
+from ttapca.spectral.folded import CHUNK_NUMBERS as AFFINE_CHUNK
+from ttapca.spectral.image_statistics import is_image
 from ttapca.spectral.pca import MOST_BYTES, MOST_SAMPLES
 from ttapca.spectral.position_sample import SAMPLED_NUMBERS, SAMPLES
 from ttapca.spectral.randomised import MAX_PASSES, OVERSAMPLING
@@ -197,7 +198,7 @@ def _way_out(problem: Problem, route: RouteChoice) -> str:
 
 
 def _is_image(problem: Problem) -> bool:
-    return Cosine.takes(problem.filtered_shape)
+    return has_cosines(problem.filtered_shape)
 
 
 def _cosines_serve(problem: Problem) -> bool:

@@ -3,7 +3,7 @@
 Three need sums over the samples only, so that several processes can read the data:
 
 - **folded**, for an affine layer whose input is smaller than its output or is the model's images
-  (`acts_on_input` of `ttapca.spectral.affine`): exact, in the space of its input;
+  (`acts_on_input` of `ttapca.spectral.basis_choice`): exact, in the space of its input;
 - **exact**, for any other layer: one p x p matrix;
 - **dct**, for images, and for maps that are too large for a basis of vectors: cosines with exact
   variances, not exactly the principal components (see `ttapca.spectral.cosine`).
@@ -35,16 +35,16 @@ from ttapca.fitting.activations import Shapes, SourceActivations
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.plan import RouteName
 from ttapca.fitting.source_statistics import MomentsKind, Reading, Side, SourceStatistics
-from ttapca.spectral.affine import InputGram, InputPCA, LinearPart, fold, is_affine, takes_images
-from ttapca.spectral.basis import Basis, Cosine, Dense, Folded
+from ttapca.spectral.basis import Basis, Dense
+from ttapca.spectral.basis_choice import takes_images
 from ttapca.spectral.calibration import Calibration, calibrate, calibrate_fixed, rest_of
-from ttapca.spectral.cosine import fit_channel_dct
-from ttapca.spectral.outliers import measure
+from ttapca.spectral.cosine import Cosine, fit_channel_dct
+from ttapca.spectral.folded import Folded, InputGram, InputPCA, LinearPart, fold, is_affine
+from ttapca.spectral.image_statistics import measure, textures
 from ttapca.spectral.pca import PCA, Decomposition, SampleGram, hold
 from ttapca.spectral.position_sample import HELD_OUT
 from ttapca.spectral.randomised import randomised_pca
 from ttapca.spectral.resemblance import Resemblance, measured_resemblance
-from ttapca.spectral.textures import textures
 
 
 @dataclass(eq=False)

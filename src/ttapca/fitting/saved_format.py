@@ -18,10 +18,10 @@ from torch import Tensor
 from ttapca._checks import ListOf, Number, OneOf, Record, Rule, Such, Text, Whole, conform
 from ttapca.errors import SavedFilterError
 from ttapca.fitting.fingerprint import COLUMNS
-from ttapca.spectral.basis import ROUTE_NAMES, Basis, TensorForm, basis_kind
+from ttapca.spectral.basis import Basis, TensorForm
+from ttapca.spectral.basis_choice import ROUTE_NAMES, basis_kind
 from ttapca.spectral.calibration import band_edges
-from ttapca.spectral.outliers import floor_of, is_image
-from ttapca.spectral.textures import TEXTURES
+from ttapca.spectral.image_statistics import TEXTURES, floor_of, is_image
 
 Storage = Literal["float64", "float32", "bfloat16", "float16"]
 GROUP_NORM = "group_norm:"  # before the path of a GroupNorm layer, in the file

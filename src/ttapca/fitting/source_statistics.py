@@ -20,7 +20,7 @@ from ttapca.fitting.channel_statistics import ChannelSums, Subsample
 from ttapca.fitting.input_range import InputSums
 from ttapca.fitting.model_inputs import KeptInputs, ModelInputs
 from ttapca.spectral.cosine import CoefficientMoments
-from ttapca.spectral.moments import Moments
+from ttapca.spectral.pca import Moments
 from ttapca.spectral.position_sample import PositionSample
 from ttapca.support.tensors import at_least_float32
 

@@ -39,7 +39,7 @@ from ttapca.fitting.saved_format import (
     packed,
     unpacked,
 )
-from ttapca.spectral.basis import Cosine
+from ttapca.spectral.cosine import Cosine
 from ttapca.support.disk import make_folder, read_replaceable, recover, staged_folder, writing
 from ttapca.support.parsing import parse_json, read_bounded
 

@@ -18,7 +18,7 @@ from ttapca.adaptation.surfaces import Surface
 from ttapca.errors import AttachError, LayerOutputError, NotEnoughDataError, OptionError
 from ttapca.methods.method import PROBABILITIES, Assembly, Count, Method, Positive, Share, register
 from ttapca.methods.views import images_and_forward, refuse_pixels
-from ttapca.spectral.moments import Moments
+from ttapca.spectral.pca import Moments
 from ttapca.spectral.stream import Stream
 from ttapca.support.channel_moments import channel_moments
 from ttapca.support.inputs import SourceData, source_batches

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.networks.network import explained_shape
-from ttapca.spectral.affine import WEIGHTED, takes_images
-from ttapca.spectral.basis import LARGEST_DENSE, cosines_serve, usual_basis
-from ttapca.spectral.outliers import is_image
+from ttapca.spectral.basis_choice import LARGEST_DENSE, cosines_serve, takes_images, usual_basis
+from ttapca.spectral.folded import WEIGHTED
+from ttapca.spectral.image_statistics import is_image
 from ttapca.support.modules import LayerPaths, device_and_dtype, evaluation_mode, multiply_adds
 from ttapca.support.wrapping import temporary_patches
 

@@ -121,7 +121,8 @@ def page_files() -> dict[str, Response]:
     """Return the files of the page by name, read once: no address of a request becomes a path."""
     folder = resources.files("ttapca.serving") / "page"
     contents = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    contents["page_colours.css"] = (resources.files("ttapca.support") / "page_colours.css").read_bytes()
+    colours = resources.files("ttapca.support") / "page_colours.css"
+    contents["page_colours.css"] = colours.read_bytes()
     return {
         name: Response(content, media_type=PAGE_TYPES[name.rpartition(".")[2]])
         for name, content in contents.items()

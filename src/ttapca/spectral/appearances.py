@@ -1,8 +1,8 @@
 """What an image looks like, in units of how source images vary.
 
 An image is described by the logarithms of its band energies and of its textures
-(`ttapca.spectral.textures`), in units in which source images vary by 1 in every direction. So what
-an image shows counts little, and what happened to it counts much.
+(`ttapca.spectral.image_statistics`), in units in which source images vary by 1 in every direction.
+So what an image shows counts little, and what happened to it counts much.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor
 
 from ttapca.errors import NotEnoughDataError, OptionError
-from ttapca.spectral.affine import FoldedPCA, InputPCA
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.constants import CONSTANTS, Constants
+from ttapca.spectral.folded import FoldedPCA, InputPCA
 from ttapca.spectral.pca import MOST_DROPPED, PCA
 from ttapca.spectral.position_sample import PositionSample
 from ttapca.spectral.resemblance import Resemblance

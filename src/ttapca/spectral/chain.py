@@ -1,12 +1,12 @@
 """The classes of a stream as a hidden Markov chain, in order of arrival.
 
-A camera sees one class for minutes, a shuffled test set never the same twice in a row. Which of
-them a stream is shows in the predictions, and so does the class of an image whose neighbours are
-known. The chain infers both, image by image, without labels.
+A camera sees one class for minutes, a shuffled test set never the same twice in a row. Predictions
+show which kind a stream is, and the class of an image whose neighbours are known. The chain infers
+both, image by image, without labels.
 
 **Regimes.** With s the network's probabilities of an image, u the shares of classes in the source,
-v the shares of classes in recent predictions, and w those in the stream, if it is not the network
-that favours them (expectation maximisation with w as prior, after Saerens et al., 2002):
+v the shares of classes in recent predictions, and w those in the stream, unless the network itself
+favours them (expectation maximisation with w as prior, after Saerens et al., 2002):
 
 - *runs* (h, e): a class stays with probability 1 - h, and is drawn from u otherwise. An image says
 
@@ -25,8 +25,8 @@ The grid of h, e, b and a is fixed; the chain keeps the probability of every reg
 regime is drawn anew once in `regime_memory` images.
 
 **Pairs.** A network that collapses predicts one class, and so does a network that sees one class.
-The distance of two neighbouring images tells them apart (`ttapca.spectral.source_classes`): it says
-how much likelier it is if both have one class.
+The distance of two neighbouring images tells them apart (`ttapca.spectral.source_classes`): by how
+much likelier it is if both have one class.
 
 **One step.** With L the likelihood ratio of the pair and z the probabilities before it,
 
@@ -42,8 +42,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,10 +54,10 @@ Numbers = NDArray[np.float64]
 AnyNumber = TypeVar("AnyNumber", float, Numbers)
 
 TINY = 1e-300
-# A prediction is never surer than this: one image must not rule out what all others say.
+# A prediction is never surer than this: one image must not overrule all others.
 LEAST_PROBABILITY = 1e-6
 MOST_NATS = -math.log(LEAST_PROBABILITY)  # nor one pair
-# So many numbers are worked on at a time; more images are read one part after the other.
+# Numbers that are worked on at a time; more images are read one part after the other.
 LARGEST = 2**22
 # Iterations of expectation maximisation, of which more change nothing.
 STEPS = 5
@@ -65,93 +65,71 @@ STEPS = 5
 
 @dataclass(frozen=True, eq=False)
 class ChainState:
-    """What is known of the classes of some streams; all arrays are float64.
+    """The belief about the classes of some streams; all arrays are float64."""
 
-    Attributes:
-        joint: Probability of each regime and class of the last image, shape (streams, regimes,
-            classes).
-        recent: How often each class was predicted of late, and how often it was there if the
-            stream holds few classes, shape (streams, 2, classes).
-        place: Place of the last image in its run, as expected, from 1 on, shape (streams,); 0 for
-            a stream without images.
-        features: Of the last image, for the next pair, shape (streams, numbers).
-    """
-
+    # Probability of each regime and class of the last image, shape (streams, regimes, classes).
     joint: Numbers
+    # Recent counts of each class, shape (streams, 2, classes): as predicted, and as present if the
+    # stream holds few classes.
     recent: Numbers
-    place: Numbers
-    features: Numbers
+    place: Numbers  # expected, of the last image in its run; 0 without images, shape (streams,)
+    features: Numbers  # of the last image, for the next pair, shape (streams, numbers)
 
     def of_stream(self, number: int) -> ChainState:
-        """Return what is known of one of the streams."""
+        """Return the state of one of the streams."""
         return ChainState(*(getattr(self, each.name)[number, None] for each in fields(self)))
 
     @property
     def images(self) -> Numbers:
-        """How many images of late each stream had, shape (streams,)."""
-        found: Numbers = self.recent[:, 0].sum(1)
-        return found
+        """Recent images of each stream, shape (streams,)."""
+        return cast(Numbers, self.recent[:, 0].sum(1))
 
     @classmethod
     def of_each(cls, several: Sequence[ChainState]) -> ChainState:
-        """Return what is known of several streams together."""
+        """Return the states of several streams as one."""
         names = [each.name for each in fields(cls)]
         return cls(*(np.concatenate([getattr(one, name) for one in several]) for name in names))
 
 
 @dataclass(frozen=True, eq=False)
 class ChainReading:
-    """What the chain makes of some images of each stream; padded if a stream has fewer.
+    """The conclusions of the chain for some images of each stream; padded if a stream has fewer."""
 
-    Attributes:
-        outputs: Probability of each class, shape (streams, images, classes).
-        plain: Probability that the stream has no order, at each image, shape (streams, images).
-        known: Probability of each class, as far as the order of the stream tells it: the run goes
-            on, or the stream holds few classes; shape (streams, images, classes). What is missing
-            to 1 is drawn from the source.
-        place: Place of each image in its run, as expected, shape (streams, images).
-        held: Probability that the stream holds few classes, in no order, (streams, images).
-        crowd: How alike images are then, from 0, as in the source, to 1, all of one class,
-            (streams,).
-        ordered: Probability that the stream has runs, after its last image, shape (streams,).
-        run_length: Expected length of a run if it has, shape (streams,).
-    """
-
-    outputs: Numbers
-    plain: Numbers
+    outputs: Numbers  # probability of each class, shape (streams, images, classes)
+    plain: Numbers  # probability that the stream has no order, shape (streams, images)
+    # Probability of each class, as far as the order of the stream tells it: the run goes on, or the
+    # stream holds few classes. The share missing to 1 is drawn from the source. Shape as `outputs`.
     known: Numbers
-    place: Numbers
-    held: Numbers
-    crowd: Numbers
-    ordered: Numbers
-    run_length: Numbers
+    place: Numbers  # expected, of each image in its run, shape (streams, images)
+    held: Numbers  # probability that the stream holds few classes, in no order, (streams, images)
+    crowd: (
+        Numbers  # likeness of these, from 0, as in the source, to 1, all of one class, (streams,)
+    )
+    ordered: Numbers  # probability that the stream has runs, after its last image, (streams,)
+    run_length: Numbers  # expected length of a run if it has, (streams,)
 
     def counts(self, likeness: Numbers, before: Numbers, renewed: Numbers) -> Numbers:
-        """Return for how many independent images each image counts.
+        """Return for how many independent images each image counts, (streams, images, layers).
 
         By the design effect of cluster sampling, l images of one class are worth
 
             g(l) = l / (1 + (l - 1) ICC)
 
-        independent ones, so that the image at place l of its run adds g(l) - g(l - 1). Where old
+        independent ones, so that the image at place l of its run adds g(l) - g(l - 1). If old
         images are forgotten, it also takes the place of its share of them, r g(l - 1): a run that
-        never ends stays worth what it is. A stream of few classes in no order is one cluster of
-        images that are less alike.
+        never ends keeps its worth. A stream of few classes in no order is one cluster of images
+        that are less alike.
 
         Args:
             likeness: ICC, the intraclass correlation of each layer, shape (layers,).
-            before: How many images of late each stream had before, shape (streams,).
-            renewed: r, the share of what was seen before that is forgotten with each image, shape
+            before: Recent images of each stream before these, shape (streams,).
+            renewed: r, the share of older images that is forgotten with each image, shape
                 (streams,).
-
-        Returns:
-            Shape (streams, images, layers).
         """
 
         def added(place: Numbers, alike: Numbers) -> Numbers:
             stays = 1 - renewed[:, None, None]
-            found: Numbers = design_effect(place, alike) - stays * design_effect(place - 1, alike)
-            return found
+            return design_effect(place, alike) - stays * design_effect(place - 1, alike)
 
         runs = added(self.place[..., None], likeness)
         if isinstance(self.held, np.ndarray) and not self.held.any():
@@ -159,12 +137,11 @@ class ChainReading:
         number = before[:, None, None] + (self.place * 0 + 1).cumsum(1)[..., None]
         crowd = added(number, self.crowd[:, None, None] * likeness)
         held = self.held[..., None]
-        found: Numbers = (1 - held) * runs + held * crowd
-        return found
+        return (1 - held) * runs + held * crowd
 
 
 def design_effect(images: AnyNumber, likeness: AnyNumber) -> AnyNumber:
-    """Return how many independent images a run of so many is worth, g(l) above.
+    """Return how many independent images a run of `images` is worth, g(l) above.
 
     Example:
         >>> design_effect(np.array([1.0, 2.0, 100.0]), np.array([0.5, 1.0, 0.0])).tolist()
@@ -181,7 +158,7 @@ class ClassChain:
     Args:
         shares: Share of each class in the source, shape (classes,).
         constants: See `ttapca.spectral.constants`.
-        ordered: Whether streams surely have runs: it knows no other regimes then.
+        ordered: Whether streams surely have runs: there are no other regimes then.
 
     Attributes:
         xp: The library whose arrays it reads: numpy, or see `computing_with`.
@@ -203,34 +180,30 @@ class ClassChain:
         self.shares = np.asarray(shares, dtype=np.float64)
         self.shares = self.shares / self.shares.sum()
         self._errors = np.asarray(constants.shares)
-        self._biases = self._few_shares = self._errors[: 0 if ordered else None]
+        self._biases = self._errors[: 0 if ordered else None]  # and shares of few classes
         redraw = 0.5 ** np.arange(1, constants.run_doublings + 1)
         rates, biases = len(self._errors), len(self._biases)
-        few = biases
         runs = len(redraw) * rates
         # Regimes in order: runs by length and error rate, then no order, then few classes.
-        self._redraw = np.concatenate([redraw.repeat(rates), np.ones(biases + few)])
+        self._redraw = np.concatenate([redraw.repeat(rates), np.ones(2 * biases)])
         of_runs, biased = np.tile(np.arange(rates), len(redraw)), rates + np.arange(biases)
-        self._rate = np.concatenate([of_runs, biased, np.full(few, rates + biases)])
+        self._rate = np.concatenate([of_runs, biased, np.full(biases, rates + biases)])
         self._runs, self._plain = slice(0, runs), slice(runs, runs + biases)
-        self._few = slice(runs + biases, runs + biases + few)
-        # Runs, no order and few classes are as likely as each other, as far as there are such.
-        sizes = [size for size in (runs, biases, few) if size]
+        self._few = slice(runs + biases, runs + 2 * biases)
+        # Runs, no order and few classes are as likely as each other, if there are such regimes.
+        sizes = [size for size in (runs, biases, biases) if size]
         self._prior = np.repeat([1 / size / len(sizes) for size in sizes], sizes)
         self._keeps = 1 - 1 / constants.regime_memory
         self._stay = 1 - self._redraw
-        # Which share of the images of a regime is drawn from few classes.
-        self._held = np.concatenate([np.zeros(runs + biases), self._few_shares])
+        # The share of the images of a regime that is drawn from few classes.
+        self._held = np.concatenate([np.zeros(runs + biases), self._biases])
         self.xp: Any = np
         self._tiny = TINY
 
     def computing_with(self, xp: Any, convert: Callable[[Numbers], Any], tiny: float) -> ClassChain:
-        """Return the same chain for arrays of another library, whose functions are called alike.
+        """Return the same chain for arrays of another library with the same functions, like torch.
 
-        Args:
-            xp: The library, such as `torch`.
-            convert: Makes one of its arrays.
-            tiny: In place of a sum of zero, which divides nothing.
+        `convert` makes one of its arrays, and `tiny` takes the place of a sum of zero in divisions.
         """
         other = copy.copy(self)
         for name, value in vars(self).items():
@@ -240,26 +213,26 @@ class ClassChain:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the library out, which cannot be copied; see `computing_with`."""
+        """Leave out the library, which cannot be copied."""
         return {name: value for name, value in vars(self).items() if name != "xp"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Compute with numpy, as a chain does that was copied."""
+        """Compute with numpy."""
         vars(self).update(state, xp=np)
 
     @property
     def regimes(self) -> int:
-        """How many regimes there are."""
+        """Number of regimes."""
         return len(self._redraw)
 
     def start(self, streams: int = 1, features: int = 0) -> ChainState:
-        """Return what is known of new streams, whose images have so many features."""
+        """Return the state of new streams, whose images have this number of features."""
         joint = (self._prior[:, None] * self.shares)[None].repeat(streams, 0)
         nothing = np.zeros((streams, 2, len(self.shares)))
         return ChainState(joint, nothing, np.zeros(streams), np.zeros((streams, features)))
 
     def expected(self, state: ChainState, images: int) -> ChainReading:
-        """Return what is expected of the next images, before anything is seen of them."""
+        """Return what is expected of the next images, before they arrive."""
         xp, weights = self.xp, state.joint.sum(2)  # (streams, regimes)
         q = self._drawn(self._shares_of(state.recent[:, 1]))
         stays = [(self._stay * self._keeps) ** number for number in range(1, images + 1)]
@@ -273,7 +246,7 @@ class ClassChain:
         place = xp.stack(places, 1)
         plain = weights[:, self._plain].sum(1)[:, None] + 0 * place
         held = weights[:, self._few].sum(1)[:, None] + 0 * place
-        return self._reading(weights, q, known, plain, known, place, held)
+        return ChainReading(known, plain, known, place, held, *self._summary(weights, q))
 
     def read(
         self,
@@ -283,15 +256,15 @@ class ClassChain:
         sizes: Sequence[int] | None = None,
         features: Numbers | None = None,
     ) -> tuple[ChainState, ChainReading]:
-        """Return what is known of streams after some images, and what it makes of these.
+        """Return the state of streams after some images, and the conclusions for these.
 
         Args:
-            state: What was known of the streams before.
+            state: The state before.
             predicted: Probabilities, shape (streams, images, classes).
-            log_pairs: Of each image and the one before it: the logarithm of how much likelier their
-                distance is if both have one class, shape (streams, images). By default 0.
-            sizes: How many images each stream has, from 1 on; by default all of them.
-            features: Of each image, for the next pair, shape (streams, images, numbers).
+            log_pairs: For each image and the one before it, the logarithm of how much likelier
+                their distance is if both have one class, shape (streams, images). By default 0.
+            sizes: Number of images of each stream, from 1 on; by default all of them.
+            features: Features of each image, for the next pair, shape (streams, images, numbers).
         """
         streams, images, classes = predicted.shape
         most = max(1, LARGEST // (streams * self.regimes * classes))
@@ -316,7 +289,7 @@ class ClassChain:
         pairs = predicted[:, :, 0] * 0 + 1
         if log_pairs is not None:
             pairs = xp.exp(log_pairs.clip(-MOST_NATS, MOST_NATS))
-        if there is not None:  # what is not there says nothing
+        if there is not None:  # a missing image says nothing
             says[~there] = pairs[~there] = 1.0
         return self._read(state, predicted, says, pairs, q, recent, there, features)
 
@@ -334,7 +307,7 @@ class ClassChain:
         xp, (streams, images, _) = self.xp, predicted.shape
         rates = says[:, :, self._rate]  # (streams, images, regimes, classes)
         ahead, behind, filtered = self._messages(state.joint, rates, pairs, q)
-        later = rates * behind  # what this image and later ones say, shape as ahead
+        later = rates * behind  # evidence of this image and later ones, shape as ahead
         both = ahead * later
         total = both.sum((2, 3))[..., None, None].clip(min=self._tiny)
         both /= total
@@ -365,22 +338,23 @@ class ClassChain:
             looks = np.where(some, looks, state.features)
         after = ChainState(joint, recent, at, looks)
         held = weights[:, :, self._few].sum(2)
-        return after, self._reading(joint.sum(2), q, outputs, plain, known, place, held)
+        summary = self._summary(joint.sum(2), q)
+        return after, ChainReading(outputs, plain, known, place, held, *summary)
 
     def _messages(
         self, joint: Numbers, says: Numbers, pairs: Numbers, q: Numbers
     ) -> tuple[Numbers, Numbers, Numbers]:
-        """Return what earlier and what later images say of each one, and both but the later.
+        """Return the messages of the forward and the backward recursion.
 
         Args:
             joint: Probabilities before the first image, shape (streams, regimes, classes).
             says: p(x | k) / p(x) of each image, shape (streams, images, regimes, classes).
             pairs: Likelihood ratios, shape (streams, images).
-            q: What classes are drawn from, shape (streams, regimes, classes).
+            q: Distribution that classes are drawn from, shape (streams, regimes, classes).
 
         Returns:
-            Probabilities before each image, likelihoods of those after it, and probabilities after
-            each image, of the shape of `says`. The second are up to a factor.
+            Probabilities before each image, likelihoods of the later images up to a factor, and
+            probabilities after each image, of the shape of `says`.
         """
         xp, (streams, images, _, _) = self.xp, says.shape
         keeps, start = self._keeps, self._prior[:, None] * q
@@ -420,13 +394,8 @@ class ClassChain:
     def _emissions(self, predicted: Numbers, shares: Numbers, charge: Numbers) -> Numbers:
         """Return p(x | k) / p(x) by error rate, then by bias, and last for few classes.
 
-        Args:
-            predicted: Shape (streams, images, classes).
-            shares: Of recent predictions, shape (streams, classes).
-            charge: What few classes are charged for each image, as a factor, shape (streams,).
-
-        Returns:
-            Shape (streams, images, rates + biases + 1, classes).
+        Shares are those of recent predictions, (streams, classes); the charge of few classes is a
+        factor, (streams,). The result has the shape (streams, images, rates + biases + 1, classes).
         """
         ratio = predicted.clip(min=LEAST_PROBABILITY)[:, :, None] / self.shares
         favoured = self.xp.einsum("stik,sk->st", ratio, shares)[..., None, None]
@@ -434,35 +403,33 @@ class ClassChain:
         unsure = (1 - errors) * ratio + errors
         biased = (1 - biases) * ratio + biases * favoured
         few = ratio * charge[:, None, None, None]
-        found: Numbers = self.xp.concatenate([unsure, biased, few], 2)
-        return found
+        return cast(Numbers, self.xp.concatenate([unsure, biased, few], 2))
 
     def _charge(self, counts: Numbers) -> Numbers:
-        """Return what few classes are charged for each image, in nats, shape (streams,).
+        """Return the charge of few classes for each image, in nats, shape (streams,).
 
         Shares that were fitted to some images fit these better than others (Akaike, 1974). And a
-        network under a shift favours some classes a little, which no order in a stream explains as
-        well: a stream of few classes is far from even.
+        network under a shift favours some classes a little, which looks like few classes; but a
+        stream of few classes is far from even.
         """
         fitted = (len(self.shares) - 1) / counts.sum(1).clip(min=1)
         uneven = self._alike(self._shares_of(counts)) / self.constants.uneven
-        found: Numbers = fitted + self.constants.charge * (1 - uneven).clip(0, 1)
-        return found
+        return cast(Numbers, fitted + self.constants.charge * (1 - uneven).clip(0, 1))
 
     def _alike(self, shares: Numbers) -> Numbers:
         """Return how much more often two images have one class than in the source, up to 1."""
         by_chance = (self.shares**2).sum()
-        found: Numbers = ((shares**2).sum(-1) - by_chance) / (1 - by_chance).clip(min=self._tiny)
-        return found
+        return cast(
+            Numbers, ((shares**2).sum(-1) - by_chance) / (1 - by_chance).clip(min=self._tiny)
+        )
 
     def _counted(
         self, recent: Numbers, predicted: Numbers, there: NDArray[np.bool_] | None
     ) -> Numbers:
         """Return `ChainState.recent` after some images; predictions of others are 0."""
         images = predicted.shape[1]
-        if there is None:
-            fading: Any = math.exp(-images / self.constants.recent)
-        else:
+        fading: Any = math.exp(-images / self.constants.recent)
+        if there is not None:
             fading = np.exp(-there.sum(1) / self.constants.recent)[:, None, None]
         before = recent * fading
         held = before[:, 1] + predicted.sum(1)
@@ -470,45 +437,31 @@ class ClassChain:
             likely = predicted * (self._shares_of(held) / self.shares)[:, None]
             likely /= likely.sum(2)[..., None].clip(min=self._tiny)
             held = before[:, 1] + likely.sum(1)
-        found: Numbers = self.xp.stack([before[:, 0] + predicted.sum(1), held], 1)
-        return found
+        return cast(Numbers, self.xp.stack([before[:, 0] + predicted.sum(1), held], 1))
 
     def _shares_of(self, counts: Numbers) -> Numbers:
-        """Return the shares of classes by how often each was there, after Laplace."""
+        """Return the shares of classes by their counts, after Laplace."""
         counts = counts + self.constants.laplace * len(self.shares) * self.shares
-        found: Numbers = counts / counts.sum(-1)[..., None]
-        return found
+        return cast(Numbers, counts / counts.sum(-1)[..., None])
 
     def _drawn(self, shares: Numbers) -> Numbers:
-        """Return what classes are drawn from, shape (streams, regimes, classes)."""
+        """Return the distributions q that classes are drawn from, (streams, regimes, classes)."""
         held = self._held[:, None]
-        q: Numbers = (1 - held) * self.shares + held * shares[:, None]
-        return q
+        return (1 - held) * self.shares + held * shares[:, None]
 
-    def _reading(
-        self,
-        weights: Numbers,
-        q: Numbers,
-        outputs: Numbers,
-        plain: Numbers,
-        known: Numbers,
-        place: Numbers,
-        held: Numbers,
-    ) -> ChainReading:
-        """Put a reading together, given the weights of regimes after the last image."""
+    def _summary(self, weights: Numbers, q: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """Return `crowd`, `ordered` and `run_length`, given the weights of regimes by now."""
         runs, few = weights[:, self._runs], weights[:, self._few]
         ordered = runs.sum(1)
         length = runs @ (1 / self._redraw[self._runs]) / ordered.clip(min=self._tiny)
         crowd = (few * self._alike(q[:, self._few])).sum(1) / few.sum(1).clip(min=self._tiny)
-        return ChainReading(outputs, plain, known, place, held, crowd.clip(0, 1), ordered, length)
+        return crowd.clip(0, 1), ordered, length
 
 
 def _joined(parts: Sequence[ChainReading]) -> ChainReading:
     """Return readings of images that follow each other as one."""
-    by_image = ("outputs", "plain", "known", "place", "held")
-    last: dict[str, Any] = {
-        each.name: getattr(parts[-1], each.name) for each in fields(ChainReading)
+    by_image: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts], 1)
+        for name in ("outputs", "plain", "known", "place", "held")
     }
-    for name in by_image:
-        last[name] = np.concatenate([getattr(part, name) for part in parts], 1)
-    return ChainReading(**last)
+    return replace(parts[-1], **by_image)

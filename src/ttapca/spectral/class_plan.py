@@ -1,4 +1,4 @@
-"""`ClassPlan`: what a pass goes by, for the classes of its images."""
+"""`ClassPlan`: the classes of the images of a pass, for the statistics of its layers."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from ttapca.spectral.source_classes import SourceClasses, corrections
 
 Numbers = NDArray[np.float64]
 
-# Where in a batch the images of each stream are, in order of arrival; or how many images each
-# stream has, one stream after the other, where that is traced for an exporter.
+# The positions of each stream's images in a batch, in order of arrival; or, traced for an exporter,
+# the number of images of each stream, one stream after the other.
 Places = Sequence[Tensor] | int
 
 
 class LayerClasses:
-    """What is known of classes in the source, for the layers of one network.
+    """The statistics of classes in the source, for the layers of one network.
 
     Args:
-        classes: What is known.
-        layers: How many channels each layer has, by path, in the order of the network.
+        classes: The statistics.
+        layers: Number of channels of each layer, by path, in the order of the network.
         constants: See `ttapca.spectral.constants`.
 
     Attributes:
-        classes: See above.
-        shares: Of classes in the source, shape (classes,).
+        shares: Shares of classes in the source, shape (classes,).
         likeness: Intraclass correlation of each layer, and last that of the spectrum, shape (layers
             + 1,); NaN if it is unknown.
     """
@@ -48,19 +47,16 @@ class LayerClasses:
         parts = []
         for path, channels in layers.items():
             known = classes.layers.get(path)
-            if known is None:  # nothing that classes do to it
+            if known is None:  # as if classes did not differ
                 known = torch.zeros(1 + rank, 2, channels)
                 known[0, 1] = 1.0
             parts.append(known)
         self._table = torch.cat(parts, 2) if parts else torch.zeros(1 + rank, 2, 0)
 
     def corrections(self, shares: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what to take from the mean of each channel, and what to scale its variance by.
+        """Return offsets of the means and factors of the variances of all layers' channels.
 
-        Channels of all layers are side by side.
-
-        Args:
-            shares: Of classes, shape (groups, classes).
+        Shares of classes have the shape (groups, classes); channels are side by side.
         """
         self._table = self._table.to(shares.device)
         place = (shares - self.classes.shares.to(shares)) @ self.classes.loadings.to(shares)
@@ -69,22 +65,15 @@ class LayerClasses:
 
 @dataclass(frozen=True, eq=False)
 class ClassPlan:
-    """Which classes to take out of the statistics of a batch, and for how much images count.
+    """Which classes to take out of the statistics of a batch, and for how much images count."""
 
-    Attributes:
-        shares: Which class each image has, shape (images, classes).
-        counts: For how many independent images each counts, by layer and last for the spectrum,
-            float64, shape (images, layers + 1).
-        runs: How many runs of one class begin in each stream, as expected, shape (streams,).
-        few: How many images of each are drawn from few classes in no order, as expected.
-        alike: The same, each image times how alike these are, from 0 to 1.
-    """
-
-    shares: Tensor
+    shares: Tensor  # probability of each class for each image, shape (images, classes)
+    # Number of independent images that each counts for, by layer and last for the spectrum,
+    # float64, shape (images, layers + 1).
     counts: Tensor
-    runs: Numbers
-    few: Numbers
-    alike: Numbers
+    runs: Numbers  # expected number of runs of one class that begin in each stream, (streams,)
+    few: Numbers  # expected number of images of each that are drawn from few classes in no order
+    alike: Numbers  # the same, each image times the likeness of these, from 0 to 1
 
     @classmethod
     def of_reading(
@@ -96,22 +85,22 @@ class ClassPlan:
         places: Places,
         size: int,
     ) -> ClassPlan:
-        """Make the plan of a batch.
+        """Make the plan of a batch of `size` images; those that were not read have no class.
 
         Args:
-            known: What is known of classes in the source.
-            reading: Of the images of its streams.
-            before: How many images of late each stream had before, shape (streams,).
-            memory: After so many images, what was seen counts 1 / e.
+            known: Statistics of classes in the source.
+            reading: The chain's reading of the images of its streams.
+            before: Recent images of each stream before the batch, shape (streams,).
+            memory: Number of images after which older ones count 1 / e.
             places: See `Places`.
-            size: How many images there are. Those that were not read have no class.
+            size: Number of images.
         """
         if isinstance(places, int):
             sizes, there = np.array([float(places)]), None
         else:
             sizes = np.array([float(len(own)) for own in places])
             there = np.arange(reading.known.shape[1]) < sizes[:, None]
-        # Share of what was seen before that is forgotten with each image.
+        # Share of earlier images that is forgotten with each image.
         renewed: Any = -np.expm1(-sizes / memory) / np.maximum(sizes, 1)
         alike: Any = np.nan_to_num(known.likeness)
         missing: Any = np.isnan(known.likeness)
@@ -136,7 +125,7 @@ class ClassPlan:
 
     @classmethod
     def of_shares(cls, known: LayerClasses, shares: Tensor, places: Sequence[Tensor]) -> ClassPlan:
-        """Make the plan of images in no order that have these shares of classes each."""
+        """Make the plan of images in no order, given the shares of classes of each."""
         counts = torch.ones(len(shares), len(known.likeness), dtype=torch.float64)
         none = np.zeros(len(places))
         sizes = np.array([float(len(own)) for own in places])
@@ -145,13 +134,8 @@ class ClassPlan:
     def some(self, images: Tensor, streams: Sequence[int]) -> ClassPlan:
         """Return the plan of some of the images and streams."""
         own = list(streams)
-        return ClassPlan(
-            self.shares[images],
-            self.counts[images],
-            self.runs[own],
-            self.few[own],
-            self.alike[own],
-        )
+        shares, counts = self.shares[images], self.counts[images]
+        return ClassPlan(shares, counts, self.runs[own], self.few[own], self.alike[own])
 
 
 def by_stream(values: Tensor, places: Places) -> Any:

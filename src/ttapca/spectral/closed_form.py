@@ -32,11 +32,11 @@ from ttapca.spectral.gains import (
     bounded_multiplier,
     register_gain,
 )
+from ttapca.spectral.image_statistics import textures
 from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.stream import Stream
 from ttapca.spectral.stream_batch import StreamBatch, sums_by_group
 from ttapca.spectral.stream_state import Spectrum, StreamState
-from ttapca.spectral.textures import textures
 
 # The exponents that the name stands for: Wiener's filter, which also restores.
 WIENER = {"shrink": 1.0, "restore": CONSTANTS.restore}

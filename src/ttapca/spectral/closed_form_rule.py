@@ -5,9 +5,9 @@ raises t, blur and loss of contrast lower it; r = s / t says by how much to undo
 
 `ClosedFormRule` compares the band energies of a stream with those of source batches of the same
 size (see `ttapca.spectral.calibration`) and applies the formulas of
-`ttapca.spectral.variance_ratios` to the difference. If the mean has surely moved (see
-`ttapca.spectral.means`), it is moved back first. Its functions are pure: what streams have shown
-comes in as a `Spectrum`, and `ttapca.spectral.closed_form` keeps it.
+`ttapca.spectral.shrinkage` to the difference. If the mean has surely moved, it is moved back first.
+Its functions are pure: what streams have shown comes in as a `Spectrum`, and
+`ttapca.spectral.closed_form` keeps it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ from ttapca.spectral.calibration import (
 )
 from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.gains import ABOVE_ONE, Gain, SourceComponents
-from ttapca.spectral.means import allowed_reach, sure_share
 from ttapca.spectral.other_sizes import OtherSize
+from ttapca.spectral.shrinkage import (
+    allowed_reach,
+    sure_share,
+    two_sided_gain,
+    with_white_noise,
+)
 from ttapca.spectral.stream_state import Spectrum
-from ttapca.spectral.variance_ratios import two_sided_gain
-from ttapca.spectral.white_noise import with_white_noise
 
 TINY = 1e-12  # an energy of zero has no logarithm
 # From this many components on, bands are averaged one by one: a matrix would take longer to read.
@@ -136,7 +139,7 @@ class ClosedFormRule(Gain):
         largest_ratio: Larger ratios of variances count as this one.
         threshold: Share of source batches whose gains are exactly 1; 0 trusts every batch.
         center: Share of a sure shift of the mean that is removed, 0 to 1; see
-            `ttapca.spectral.means`.
+            `ttapca.spectral.shrinkage`.
         constants: See `ttapca.spectral.constants`.
 
     Raises:

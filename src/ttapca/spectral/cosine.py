@@ -1,37 +1,58 @@
 """A basis for images that needs no large matrix: channel PCA x two-dimensional DCT.
 
 The p x p covariance of a 3 x 224 x 224 image has 23 billion entries; its PCA is out of reach, and
-so is a basis of 2,000 vectors of 150,528 numbers for every filter. But where the statistics of an
+so is a basis of 2,000 vectors of 150,528 numbers for every filter. But if the statistics of an
 image are the same everywhere and neighbouring pixels are alike, principal components are close to
 cosines in space times a fixed rotation of the channels. This basis takes them to be just that: it
 rotates the C channels by the PCA of their covariance, takes the two-dimensional discrete cosine
 transform (DCT-II, orthonormal) of each, and orders the C H W coefficients by their variance.
 
 The basis is orthonormal whatever the data, so unit gains are the identity and energies add up. The
-variance of every coefficient is exact. Where coefficients are not correlated, this is the PCA. One
+variance of every coefficient is exact. If coefficients are not correlated, this is the PCA. One
 pass over the data suffices, with one C x C matrix per frequency (3.6 MB for 3 x 224 x 224). By
 matrices the transform takes H + W + C multiply-adds per number, each way; for large images Fourier
-transforms take its place (`ttapca.spectral.fast_cosine`).
+transforms take its place (`ttapca.spectral.cosine_transform`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from ttapca._checks import ListOf, Whole
 from ttapca.errors import OptionError, ShapeError
-from ttapca.spectral.moments import finite_samples, float64_device, merged_means
+from ttapca.spectral.basis import Basis, BasisCost, TensorForm, orthonormal
+from ttapca.spectral.cosine_transform import (
+    LONGEST,
+    FastCosines,
+    at_once,
+    coefficients_of,
+    dct_coefficients,
+    dct_images,
+    dct_matrix,
+    has_cosines,
+    images_of,
+    is_fast,
+    transform_cost,
+)
+from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.pca import (
     Decomposition,
     check_sample_count,
     choose_among,
     eigh_descending,
+    finite_samples,
+    float64_device,
+    merged_means,
     signs,
     total_variance,
 )
+from ttapca.support.tensors import TensorCache
 
 # Numbers that are transformed at a time, which keeps the memory for it near 100 MB.
 CHUNK_NUMBERS = 4_000_000
@@ -40,55 +61,143 @@ CHUNK_NUMBERS = 4_000_000
 NO_VARIANCE = 1e-14
 
 
-def dct_matrix(size: int) -> Tensor:
-    """Return the orthonormal DCT-II as a matrix: row k is the k-th cosine, shape (size, size)."""
-    place = torch.arange(size, dtype=torch.float64)
-    cosines = torch.cos(math.pi / size * (place + 0.5) * place[:, None])
-    cosines *= math.sqrt(2 / size)
-    cosines[0] /= math.sqrt(2)
-    return cosines
-
-
-def dct_coefficients(images: Tensor, height: Tensor, width: Tensor) -> Tensor:
-    """Return the two-dimensional DCT of images (..., H, W), given the matrices for H and W."""
-    return height @ (images @ width.T)
-
-
-def dct_images(coefficients: Tensor, height: Tensor, width: Tensor) -> Tensor:
-    """Invert `dct_coefficients`."""
-    return height.T @ (coefficients @ width)
-
-
-def coefficients_of(images: Tensor, rotation: Tensor, height: Tensor, width: Tensor) -> Tensor:
-    """Return all coefficients of images with rotated channels, (batch, C, H, W) to (batch, C H W).
+class Cosine(Basis):
+    """Coefficients of a discrete cosine transform of images whose channels were rotated.
 
     Args:
-        images: The images.
-        rotation: Of the channels, shape (C, C).
-        height: The matrix for H.
-        width: The matrix for W.
+        rotation: Rotation of the channels, orthonormal columns, shape (C, C).
+        order: Index of each component in the flattened (C, H, W), shape (components,).
+        shape: Shape of an image, (C, H, W).
+        at_input: See `Basis`.
     """
-    coefficients = dct_coefficients(images, height, width).flatten(2)
-    return (rotation.T @ coefficients).flatten(1)
 
+    sides = (False, True)
+    routes = ("dct",)
+    file_names: ClassVar[dict[str, str]] = {"rotation": "project", "order": "order"}
+    shape_rule = ListOf(Whole(1, LONGEST), 3, 3)
+    accuracy = "cosines, not principal components; their variances are exact"
+    kind = "Cosines"
+    principal = False
+    rotation: Tensor
+    order: Tensor
+    height: Tensor
+    width: Tensor
 
-def images_of(coefficients: Tensor, rotation: Tensor, height: Tensor, width: Tensor) -> Tensor:
-    """Invert `coefficients_of`: both have the shape (batch, C, H, W)."""
-    channels = rotation @ coefficients.flatten(2)
-    return dct_images(channels.reshape(coefficients.shape), height, width)
+    def __init__(
+        self, rotation: Tensor, order: Tensor, shape: tuple[int, ...], *, at_input: bool = False
+    ) -> None:
+        super().__init__()
+        self.at_input = at_input
+        self.shape = tuple(shape)
+        self.register_buffer("rotation", rotation)
+        self.register_buffer("order", order)
+        # Not in the state dict: they follow from the shape.
+        for name, size in zip(("height", "width"), shape[1:], strict=True):
+            self.register_buffer(name, dct_matrix(size).to(rotation), persistent=False)
+        self._fast = TensorCache[FastCosines]()
+        self.at_once = at_once(self.shape)
+
+    @property
+    def of_input(self) -> bool:
+        """See `Basis`: it does not know the layer."""
+        return self.at_input
+
+    @property
+    def n_components(self) -> int:
+        """Number of components."""
+        return len(self.order)
+
+    def project(self, centred: Tensor) -> Tensor:
+        """See `Basis`."""
+        if is_fast(centred, self.shape):
+            return self._by_fft().project(centred, self.rotation)
+        return self.coefficients(centred).index_select(1, self.order)
+
+    def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
+        """See `Basis`."""
+        if is_fast(components, self.shape):
+            return self._by_fft().rebuilt(components, self.rotation).add_(base)
+        samples = components.shape[0]  # not `len`: exporters would fix it
+        every = components.new_zeros(samples, math.prod(self.shape))
+        every = every.index_copy(1, self.order[: components.shape[1]], components)
+        return base + self.rebuilt(every)
+
+    def _by_fft(self) -> FastCosines:
+        return self._fast.get([self.order], lambda: FastCosines(self.shape, self.order))
+
+    def coefficients(self, centred: Tensor) -> Tensor:
+        """Return all coefficients, also those that are not kept as components, (batch, d)."""
+        images = centred.reshape(-1, *self.shape)
+        return coefficients_of(images, self.rotation, self.height, self.width)
+
+    def rebuilt(self, coefficients: Tensor) -> Tensor:
+        """Return the samples that coefficients stand for, both (batch, d)."""
+        table = coefficients.reshape(-1, *self.shape)
+        return images_of(table, self.rotation, self.height, self.width).flatten(1)
+
+    def check_shape(self, shape: tuple[int, ...], fitted: tuple[int, ...]) -> None:
+        """Raise unless these are images with the channels of the fit; they may have any size."""
+        if shape == fitted:
+            return
+        if not has_cosines(shape) or shape[0] != fitted[0] or min(shape) < 1:
+            raise ShapeError(
+                f"Cosines take images of any size with the channels that they were fitted on, up "
+                f"to {LONGEST:,} pixels a side. The filter was fitted on samples of shape "
+                f"{fitted}; found {shape}. Give it such images, or fit a filter for this shape."
+            )
+
+    def for_shape(self, shape: tuple[int, ...], mean: Tensor) -> OtherSize:
+        """See `Basis`."""
+        return OtherSize(self, shape, mean)
+
+    def truncated(self, n_components: int) -> Basis:
+        """See `Basis`."""
+        return Cosine(self.rotation, self.order[:n_components], self.shape, at_input=self.at_input)
+
+    def prepared(self, dtype: torch.dtype) -> Basis:
+        """See `Basis`."""
+        rotation = self.rotation.to(dtype, copy=True)
+        return Cosine(rotation, self.order.clone(), self.shape, at_input=self.at_input)
+
+    @classmethod
+    def most_components(cls, shape: tuple[int, ...], output_size: int) -> int:  # noqa: ARG003
+        """See `Basis`: cosines are those of the samples, whatever the layer's output."""
+        return math.prod(shape)
+
+    @classmethod
+    def cost(cls, shape: tuple[int, ...], n_components: int) -> BasisCost:
+        """See `Basis`."""
+        channels, height, width = shape
+        numbers = channels**2 + height**2 + width**2 + n_components
+        for_each = channels + transform_cost(height, width)
+        return BasisCost(numbers, 2 * math.prod(shape) * for_each)
+
+    @classmethod
+    def forms(cls, shape: tuple[int, ...], n_components: int) -> dict[str, TensorForm]:
+        """See `Basis`."""
+        size = math.prod(shape)
+        words = f"different places from 0 to {size - 1:,}"
+        return {
+            "project": orthonormal((shape[0], shape[0])),
+            "order": TensorForm(
+                (n_components,), torch.int64, words, lambda order: _different_places(order, size)
+            ),
+        }
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: Mapping[str, Tensor], shape: tuple[int, ...], *, at_input: bool
+    ) -> Basis:
+        """See `Basis`."""
+        return cls(tensors["project"], tensors["order"], shape, at_input=at_input)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ChannelDCT(Decomposition):
-    """A rotation of the channels, and the coefficients in order of their variance.
+    """A rotation of the channels, and the coefficients in order of their variance."""
 
-    Attributes:
-        rotation: Orthonormal columns, by falling variance of the channels, shape (C, C).
-        order: Index of each component in the flattened (C, H, W), shape (components,).
-    """
-
-    rotation: Tensor
-    order: Tensor
+    rotation: Tensor  # orthonormal columns, by falling variance of the channels, shape (C, C)
+    order: Tensor  # index of each component in the flattened (C, H, W), shape (components,)
 
 
 class CoefficientMoments:
@@ -116,26 +225,19 @@ class CoefficientMoments:
         size = math.prod(self.shape)
         images = finite_samples(batch, size).reshape(-1, *self.shape)
         for part in torch.split(images, max(1, CHUNK_NUMBERS // size)):
-            self._add(part.to(self._height))
+            if not len(part):  # of an empty batch
+                continue
+            coefficients = dct_coefficients(part.to(self._height), self._height, self._width)
+            # (frequencies, samples, channels), for one small matrix product per frequency
+            table = coefficients.flatten(2).permute(2, 0, 1)
+            mean = table.mean(1)
+            centred = table - mean[:, None]
+            self._merge(len(part), mean, centred.mT @ centred)
         return self
-
-    def _add(self, images: Tensor) -> None:
-        if not len(images):
-            return
-        coefficients = dct_coefficients(images, self._height, self._width)
-        # (frequencies, samples, channels), for one small matrix product per frequency
-        table = coefficients.flatten(2).permute(2, 0, 1)
-        mean = table.mean(1)
-        centred = table - mean[:, None]
-        self._merge(len(images), mean, centred.mT @ centred)
 
     @torch.no_grad()
     def merge(self, other: CoefficientMoments) -> CoefficientMoments:
-        """Add what another one has seen, without changing it, and return self.
-
-        Raises:
-            ShapeError: The images have another shape.
-        """
+        """Add the images of another one, of the same shape, and return self; see `Moments`."""
         if other.shape != self.shape:
             raise ShapeError(
                 f"Moments merge with moments of images of one shape; found {self.shape} and "
@@ -151,16 +253,13 @@ class CoefficientMoments:
         self.scatter += weight * delta[:, :, None] * delta[:, None, :]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what `from_tensors` makes the same moments of."""
-        return {
-            "count": torch.tensor(self.count),
-            "mean": self.mean.cpu(),
-            "scatter": self.scatter.cpu(),
-        }
+        """Return the state for `from_tensors`."""
+        count = torch.tensor(self.count)
+        return {"count": count, "mean": self.mean.cpu(), "scatter": self.scatter.cpu()}
 
     @classmethod
     def from_tensors(cls, shape: tuple[int, ...], tensors: dict[str, Tensor]) -> CoefficientMoments:
-        """Make moments of what `tensors` returned for images of this shape."""
+        """Make moments of images of this shape from the tensors that `tensors` returned."""
         moments = cls(shape)
         moments.count = int(tensors["count"])
         moments.mean, moments.scatter = tensors["mean"].clone(), tensors["scatter"].clone()
@@ -191,3 +290,8 @@ def fit_channel_dct(moments: CoefficientMoments, n_components: int | float | Non
         n_samples=moments.count,
         total_variance=total_variance(ordered, moments.count),
     )
+
+
+def _different_places(order: Tensor, size: int) -> bool:
+    inside = (order >= 0) & (order < size)
+    return bool(inside.all()) and len(set(order.tolist())) == len(order)

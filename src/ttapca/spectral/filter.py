@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.gains import Gain
 from ttapca.spectral.other_sizes import OtherSize
-from ttapca.support.tensors import identity, not_below_float32, own_precision
+from ttapca.support.tensors import TensorCache, identity, not_below_float32, own_precision
 
 # Sizes of images that a filter is ready for: a stream may have a few of them in turn.
 SIZES_KEPT = 4
@@ -20,21 +20,20 @@ SIZES_KEPT = 4
 class SpectralFilter(nn.Module):
     """Filter a tensor along the components of a basis.
 
-    With V the basis, m the source mean and F the gains: x -> m + F * ((x - m) V) V^T. What lies
-    outside the basis is dropped, as in the paper, unless the gain `keeps_rest`.
+    With V the basis, m the source mean and F the gains: x -> m + F * ((x - m) V) V^T. The rest, the
+    part outside the basis, is dropped as in the paper, unless the gain `keeps_rest`.
 
     The filter computes in its own precision and returns that of its input: a bfloat16 network keeps
     a float32 filter.
 
     A basis of cosines takes images of other sizes as well; see `ttapca.spectral.other_sizes`. Gains
-    and all that they follow from are those of the fitted components, whatever the size.
+    and everything they follow from are those of the fitted components, whatever the size.
 
     Args:
         mean: Source mean, shape (d,).
         basis: Leads from centred samples to components and back.
         shape: Shape of one sample of the fit, with d numbers.
-        gain: Returns the gains. Without one, all are 1, and the filter only drops what lies outside
-            its basis.
+        gain: Returns the gains. Without one, all are 1, and the filter only drops the rest.
 
     Example:
         >>> from ttapca.spectral.basis import Dense
@@ -56,7 +55,7 @@ class SpectralFilter(nn.Module):
         self.basis = basis
         self.gain = gain
         self._last = _LastBatch()
-        self._sizes = _LastSizes()
+        self._sizes = _SizeCache()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move along when the model is moved or cast, and stay precise: variances may be tiny."""
@@ -89,9 +88,9 @@ class SpectralFilter(nn.Module):
             return other.components(other.like_fitted(other.project(flat - other.mean)))
 
     def scaled_by(self, gains: Tensor, samples: Tensor) -> Tensor:
-        """Return samples of any shape that the filter takes with these gains, shape (components,).
+        """Return samples of any shape that the filter takes with these gains, (components,).
 
-        What lies outside the basis is dropped.
+        The rest is dropped.
         """
         flat = samples.flatten(1).to(self.mean.dtype)
         with own_precision(samples.device):
@@ -110,23 +109,21 @@ class SpectralFilter(nn.Module):
         Raises:
             ShapeError: The basis does not take samples of this shape.
         """
-        with own_precision(samples.device):
-            return self._filtered(samples)
-
-    def _filtered(self, samples: Tensor) -> Tensor:
-        gain = self.gain
-        if gain is None:
+        if self.gain is None:
             return self.scaled_by(self.gains(), samples)
-        if tuple(samples.shape[1:]) != self.shape:
-            return self._forward_other_size(gain, samples)
-        components = self._projected(gain, samples, self.mean, self.basis)
-        gain.look_at(samples, components)
-        return self._scaled(gain, samples, components)
+        with own_precision(samples.device):
+            if tuple(samples.shape[1:]) == self.shape:
+                components = self._projected(self.gain, samples, self.mean, self.basis)
+                self.gain.look_at(samples, components)
+                found = self._scaled(self.gain, samples, components)
+            else:
+                found = self._filtered_other_size(self.gain, samples)
+        return found if found is samples else found.reshape(samples.shape).to(samples.dtype)
 
     def _projected(
         self, gain: Gain, samples: Tensor, mean: Tensor, basis: Basis | OtherSize
     ) -> Tensor:
-        """Return what a basis makes of samples less their mean, shape (batch, any number)."""
+        """Return the coordinates of samples less their mean in a basis, (batch, any number)."""
         precise = samples.to(mean.dtype)
         # Learned gains have parameters, and see a batch more than once.
         if gain._parameters:
@@ -136,10 +133,10 @@ class SpectralFilter(nn.Module):
         )
 
     def _scaled(self, gain: Gain, samples: Tensor, components: Tensor) -> Tensor:
-        """Return samples, given with their components, as they are after scaling these.
+        """Return flat samples after scaling their components; the samples if nothing changes.
 
-        With c the components, F their gains, r the gain of what lies outside the basis, and o and
-        p what is to be subtracted from components and outside before scaling, a sample x becomes
+        With c the components, F their gains, r the gain of the rest, and o and p the offsets of
+        components and rest, a sample x becomes
 
             m + F (c - o) V^T + r (x - m - c V^T - p)
             = x + (r - 1) (x - m) + ((F - r) c - F o) V^T - r p
@@ -148,14 +145,13 @@ class SpectralFilter(nn.Module):
         """
         mean, basis = self.mean, self.basis
         if not gain.keeps_rest:
-            filtered = basis.add_rebuilt(mean, components * gain(components))
-            return filtered.reshape(samples.shape).to(samples.dtype)
+            return basis.add_rebuilt(mean, components * gain(components))
         flat = samples.flatten(1).to(mean.dtype)
         outside = None
         if gain.watches_rest:
             outside = flat - mean - basis.add_rebuilt(torch.zeros_like(mean), components)
-        gains, offset, scale = gain(components, outside), gain.offset(), gain.rest_gain()
-        rest = _rest_gains(gains, scale)
+        gains, offset = gain(components, outside), gain.offset()
+        rest = _rest_gains(gains, gain.rest_gain())
         minus = away_outside = None
         if offset is not None:
             away, away_outside = offset
@@ -176,51 +172,36 @@ class SpectralFilter(nn.Module):
         filtered = _few_at_a_time(
             rescaled, basis.at_once, flat, components, gains - rest, rest, minus
         )
-        if away_outside is not None:
-            filtered = filtered - rest * away_outside.to(filtered)
-        return filtered.reshape(samples.shape).to(samples.dtype)
+        return filtered if away_outside is None else filtered - rest * away_outside.to(filtered)
 
     def _other_size(self, samples: Tensor) -> OtherSize:
         shape = tuple(samples.shape[1:])
         self.basis.check_shape(shape, self.shape)
-        return self._sizes.of(shape, self.mean, self.basis)
+        return self._sizes.get(shape, self.mean, self.basis)
 
-    def _forward_other_size(self, gain: Gain, samples: Tensor) -> Tensor:
+    def _filtered_other_size(self, gain: Gain, samples: Tensor) -> Tensor:
+        """Project, look and scale as for the fitted size, but with all coefficients of samples."""
         other = self._other_size(samples)
         coefficients = self._projected(gain, samples, other.mean, other)
-        fitted = other.like_fitted(coefficients)
-        # What the gain sees are components of images of the fitted size.
-        components = other.components(fitted)
+        # The gain sees components of images of the fitted size.
+        components = other.components(other.like_fitted(coefficients))
         gain.look_at(samples, components)
-        return self._scaled_other_size(gain, other, samples, components, coefficients)
-
-    def _scaled_other_size(
-        self,
-        gain: Gain,
-        other: OtherSize,
-        samples: Tensor,
-        components: Tensor,
-        coefficients: Tensor,
-    ) -> Tensor:
-        """Do what `_scaled` does, where samples have another size and all their coefficients."""
         if not gain.keeps_rest:
             gains = gain(components)
             scaled = coefficients * other.gains(gains, gains.new_zeros(()))
-            filtered = other.add_rebuilt(other.mean, scaled)
-            return filtered.reshape(samples.shape).to(samples.dtype)
+            return other.add_rebuilt(other.mean, scaled)
         outside = None
         if gain.watches_rest:
             outside = other.outside(other.like_fitted(coefficients))
-        gains, offset, scale = gain(components, outside, other), gain.offset(), gain.rest_gain()
-        own = other.gains(gains, _rest_gains(gains, scale))
+        gains, offset = gain(components, outside, other), gain.offset()
+        own = other.gains(gains, _rest_gains(gains, gain.rest_gain()))
         if offset is None and not _leading_that_differ(own, own.new_ones(())):
             return samples
         change = coefficients * (own - 1)
         if offset is not None:
             away, away_outside = offset
             change = change - own * other.offset(away.to(own), away_outside)
-        flat = samples.flatten(1).to(self.mean.dtype)
-        return other.add_rebuilt(flat, change).reshape(samples.shape).to(samples.dtype)
+        return other.add_rebuilt(samples.flatten(1).to(self.mean.dtype), change)
 
     def extra_repr(self) -> str:
         """Return what `print(model)` shows."""
@@ -228,7 +209,7 @@ class SpectralFilter(nn.Module):
 
 
 def _rest_gains(gains: Tensor, scale: Tensor | float | None) -> Tensor:
-    """Return the gain of what lies outside the basis, or one for each sample; see `Gain`."""
+    """Return the gain of the rest, or one for each sample; see `Gain`."""
     if scale is None:
         return gains[..., -1:]
     return scale if isinstance(scale, Tensor) else gains.new_tensor(scale)
@@ -250,13 +231,9 @@ def _leading_that_differ(gains: Tensor, rest: Tensor) -> int:
 def _few_at_a_time(
     run: Callable[..., Tensor], at_once: int | None, samples: Tensor, *others: Tensor | None
 ) -> Tensor:
-    """Return what `run` makes of samples and whatever else it needs, a few samples at a time.
+    """Return the rows that `run` makes of samples, (batch, d), `at_once` of them at a time.
 
-    Args:
-        run: Returns a row for each sample.
-        at_once: How many samples it is given; None for all.
-        samples: Shape (batch, d).
-        *others: Matrices with a row for each sample are divided like the samples.
+    Other arguments of `run` that have a row for each sample are divided like the samples.
     """
     # First of all, since exporters would fix the number of samples once it is looked at.
     if at_once is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -280,7 +257,7 @@ def _few_at_a_time(
 
 
 class _LastBatch:
-    """The components of the last batch, kept for a second pass over the same batch.
+    """A cache of the components of the last batch; copies and pickles start empty.
 
     A gradient step runs the network on a batch, moves the gains, and runs it again: the filter
     projects the same samples both times. That they are the same is checked, not assumed: comparing
@@ -291,19 +268,18 @@ class _LastBatch:
         self._kept: tuple[Tensor, Tensor, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Let copies and pickles start without a kept batch."""
         return {"_kept": None}
 
     def components(self, samples: Tensor, mean: Tensor, basis: Basis | OtherSize) -> Tensor:
-        """Return what a basis makes of samples, in the precision of the mean, less the mean."""
+        """Return the projection of samples, in the precision of the mean, less the mean."""
         if torch.compiler.is_compiling():
             return basis.project(samples.flatten(1) - mean)
         state = [identity(each) for each in (mean, *basis.tensors().values())]
         wants_graph = torch.is_grad_enabled() and samples.requires_grad
         if self._kept is not None and not wants_graph:
-            seen, components, kept_state = self._kept
-            alike = seen.shape == samples.shape and seen.device == samples.device
-            if alike and kept_state == state and torch.equal(seen, samples):
+            before, components, kept_state = self._kept
+            alike = before.shape == samples.shape and before.device == samples.device
+            if alike and kept_state == state and torch.equal(before, samples):
                 return components
         components = basis.project(samples.flatten(1) - mean)
         if not torch.is_inference_mode_enabled():
@@ -312,28 +288,22 @@ class _LastBatch:
         return components
 
 
-class _LastSizes:
-    """What leads from the last other sizes to that of the fit: made once for many batches."""
+class _SizeCache:
+    """An LRU cache of the maps from other sizes; copies and pickles start empty."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, ...], tuple[Any, OtherSize]] = {}
+        self._kept: dict[tuple[int, ...], TensorCache[OtherSize]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Let copies and pickles start without kept sizes."""
         return {"_kept": {}}
 
-    def of(self, shape: tuple[int, ...], mean: Tensor, basis: Basis) -> OtherSize:
-        """Return what leads from samples of this shape to those of the fit."""
+    def get(self, shape: tuple[int, ...], mean: Tensor, basis: Basis) -> OtherSize:
+        """Return the map from samples of this shape to those of the fit."""
         if torch.compiler.is_compiling():
             return basis.for_shape(shape, mean)
-        state = [identity(each) for each in (mean, *basis.tensors().values())]
-        kept_state, other = self._kept.get(shape, (None, None))
-        if other is None or kept_state != state:
-            # Tensors made in inference mode could not be used under gradients later.
-            with torch.inference_mode(False), torch.no_grad():
-                other = basis.for_shape(shape, mean)
-        others = {key: kept for key, kept in self._kept.items() if key != shape}
-        recent = dict(list(others.items())[1 - SIZES_KEPT :])
+        cache = self._kept.get(shape) or TensorCache[OtherSize]()
+        others = [(key, kept) for key, kept in self._kept.items() if key != shape]
         # Replaced as a whole: threads may share a filter.
-        self._kept = {**recent, shape: (state, other)}
-        return other
+        self._kept = {**dict(others[1 - SIZES_KEPT :]), shape: cache}
+        tensors = [mean, *basis.tensors().values()]
+        return cache.get(tensors, lambda: basis.for_shape(shape, mean))

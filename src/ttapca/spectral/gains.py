@@ -1,4 +1,4 @@
-"""Spectral gains: by how much each principal component is scaled.
+"""Spectral gains, the factors of components: their contract, their registry, and the paper's gains.
 
 The paper's symbols, used here and nowhere else: lambda_i is the i-th singular value of the source
 data, gamma_i the parameter learned for it, and F_i the gain.
@@ -8,13 +8,12 @@ data, gamma_i the parameter learned for it, and F_i the gain.
     multiplicative   a_i * F_i, with a_i learned in log space and bounded
 
 Singular values are divided by the largest one, as in the paper, unless `normalise=False`. Gains
-that follow from the test data without learning are in `ttapca.spectral.closed_form`. `make_gain`
-makes any of them by name.
+that follow from the test data without learning are in `ttapca.spectral.closed_form`.
 
 **The start matters.** At gamma = 0 the gradient of both filters is zero (the derivative of ReLU is
 zero there, and the exponential's has a factor 2 gamma), so nothing would ever be learned. The paper
-gives no starting value. Here it is the option `initial`, by default a small positive number where
-the gradient is not zero and the filter is still close to its form at gamma = 0.
+gives no starting value. Here it is the option `initial`, by default a small positive number: the
+gradient is not zero there, and the filter is still close to its form at gamma = 0.
 """
 
 from __future__ import annotations
@@ -45,26 +44,6 @@ MULTIPLIER_LIMIT = 4.0
 ABOVE_ONE = Number(above=1)
 
 
-def relu_gain(gamma: Tensor, spectrum: Tensor) -> Tensor:
-    """Return lambda / (lambda + relu(gamma)), a ridge-like shrinkage in (0, 1].
-
-    Example:
-        >>> relu_gain(torch.tensor([-1.0, 1.0]), torch.tensor([1.0, 1.0])).tolist()
-        [1.0, 0.5]
-    """
-    return spectrum / (spectrum + torch.relu(gamma))
-
-
-def exponential_gain(gamma: Tensor, spectrum: Tensor) -> Tensor:
-    """Return 1 / (1 + exp(gamma^2 - lambda)), a soft step in (0, 1).
-
-    Example:
-        >>> exponential_gain(torch.tensor([1.0]), torch.tensor([1.0])).tolist()
-        [0.5]
-    """
-    return torch.sigmoid(spectrum - gamma.square())
-
-
 def bounded_multiplier(log_multiplier: Tensor, limit: float) -> Tensor:
     """Return a factor between 1 / limit and limit, close to exp(log_multiplier) near zero.
 
@@ -81,51 +60,29 @@ def bounded_multiplier(log_multiplier: Tensor, limit: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SourceComponents:
-    """What is known about the components in the source data: all that gains are made from.
+    """The components in the source data, from which gains are made; see `FittedFilter`."""
 
-    Attributes:
-        singular_values: Positive, falling, shape (components,).
-        deviations: Standard deviation of each component, shape (components,).
-        energies: Band energies of source samples, shape (samples, bands), or None if they were not
-            kept. See `ttapca.spectral.calibration`.
-        noise: Returns the variance of each component when the samples are white noise of variance
-            1, shape (components,).
-        class_reach: How far the mean of the farthest class lies, in squared deviations within
-            classes, shape (components,); None where that is not known.
-        rest: Squared length of what lies outside the basis, for the samples of `energies`, shape
-            (samples,); None where that is next to nothing, or not known.
-        textures: Textures of the samples that `energies` are of, shape (samples, numbers), or None
-            if they are no images. See `ttapca.spectral.textures`.
-        sample_size: How many numbers a sample has.
-        resemblance: How far the samples of `energies` resemble each other; None if that is not
-            known.
-    """
-
-    singular_values: Tensor
-    deviations: Tensor
-    energies: Tensor | None
-    noise: Callable[[], Tensor]
-    class_reach: Tensor | None = None
-    rest: Tensor | None = None
-    textures: Tensor | None = None
-    sample_size: int = 0
-    resemblance: Resemblance | None = None
+    singular_values: Tensor  # positive, falling, shape (components,)
+    deviations: Tensor  # standard deviations, shape (components,)
+    energies: Tensor | None  # band energies of source samples, shape (samples, bands)
+    noise: Callable[[], Tensor]  # returns the variances for white noise of variance 1
+    class_reach: Tensor | None = None  # squared distance of the farthest class, (components,)
+    rest: Tensor | None = None  # squared length outside the basis, for the samples of `energies`
+    textures: Tensor | None = None  # of the same samples, shape (samples, numbers)
+    sample_size: int = 0  # numbers in a sample
+    resemblance: Resemblance | None = None  # between the samples of `energies`
 
 
 class Gain(nn.Module):
     """Returns the gains of a filter when it is called.
 
     Learned gains have parameters. Closed-form gains follow from the components that they are called
-    with, and keep what they have seen in a `Stream`.
-
-    Attributes:
-        keeps_rest: Whether what lies outside the basis is kept. The paper drops it.
-        watches_rest: Whether that has a gain of its own, from what is seen of it. Otherwise it is
-            scaled like the last component.
+    with, and keep their statistics in a `Stream`. The *rest* is the part of a sample outside the
+    basis.
     """
 
-    keeps_rest = False
-    watches_rest = False
+    keeps_rest = False  # the paper drops it
+    watches_rest = False  # whether it has a gain of its own, or that of the last component
 
     def forward(
         self,
@@ -133,47 +90,38 @@ class Gain(nn.Module):
         rest: Tensor | None = None,
         size: OtherSize | None = None,
     ) -> Tensor:
-        """Return the gains, which must not be written into.
+        """Return the gains, shape (components,), or (batch, components) if each sample has its own.
 
-        Shape (components,), or (batch, components) where each sample has its own.
+        They must not be written into.
 
         Args:
             components: Components of the batch to be scaled, shape (batch, components). Without
                 them, the gains are returned as they are now.
-            rest: What lies outside the basis, shape (batch, d), for gains that `watches_rest`.
-            size: Given where the components are of images of another size than that of the fit.
+            rest: The rest of the batch, shape (batch, d), for gains that `watches_rest`.
+            size: The size of the images, if it is not that of the fit.
         """
         raise NotImplementedError
 
     def join(self, stream: Stream) -> None:
-        """Keep what is seen in this stream."""
+        """Keep statistics in this stream."""
 
     def offset(self) -> tuple[Tensor, Tensor | None] | None:
-        """Return what to subtract before scaling, if anything.
+        """Return offsets to subtract from components and rest before scaling, if any.
 
-        From the components, shape (components,), and from what lies outside the basis, shape (d,);
-        with a row for each sample where each has its own.
+        Shapes (components,) and (d,); with a row for each sample if each has its own.
         """
         return None
 
     def rest_gain(self) -> Tensor | float | None:
-        """Return the gain of what lies outside the basis; None for that of the last component.
-
-        A number, or one for each sample, shape (batch, 1).
-        """
+        """Return the gain of the rest, a number or (batch, 1); None: as the last component."""
         return None
 
     def look_at(self, samples: Tensor, components: Tensor) -> None:
-        """Look at samples before any of them is scaled.
-
-        Args:
-            samples: Shape (batch, *shape).
-            components: Shape (batch, components).
-        """
+        """Look at samples, (batch, *shape), and their components before any of them is scaled."""
 
     @property
     def closed_form(self) -> Any:
-        """The part that follows from the data, or None where everything is learned."""
+        """The part that follows from the data, or None if everything is learned."""
         return None
 
 
@@ -182,7 +130,7 @@ _REGISTERED: dict[str, tuple[type[Gain], dict[str, Any]]] = {}
 
 
 def register_gain(name: str, **preset: Any) -> Callable[[AnyGainClass], AnyGainClass]:
-    """Register a class for `make_gain`; `preset` are defaults that this name stands for."""
+    """Register a class for `make_gain`, with the defaults that this name stands for."""
 
     def registered(gain: AnyGainClass) -> AnyGainClass:
         _REGISTERED[name] = (gain, preset)
@@ -236,7 +184,7 @@ def is_closed_form(name: GainName) -> bool:
         (True, False)
     """
     check_option("gain", name, OneOf(tuple(_REGISTERED)))
-    # Learned gains are the paper's, which drop what lies outside the basis; all others keep it.
+    # Learned gains are the paper's, which drop the rest; all others keep it.
     return _REGISTERED[name][0].keeps_rest
 
 
@@ -247,14 +195,9 @@ class LearnedGain(Gain):
         source: Its singular values are used.
         normalise: Divide them by the largest one.
         initial: Start of gamma; None for the default of each gain.
-
-    Attributes:
-        curve: The gains from gamma and the singular values.
-        start: Default start of gamma.
     """
 
-    curve: ClassVar[staticmethod[[Tensor, Tensor], Tensor]]
-    start: ClassVar[float]
+    start: ClassVar[float]  # of gamma
     spectrum: Tensor
 
     def __init__(
@@ -269,30 +212,30 @@ class LearnedGain(Gain):
         check_option("initial", start, Number())
         self.gamma = nn.Parameter(torch.full_like(self.spectrum, start))
 
-    def forward(
-        self,
-        components: Tensor | None = None,  # noqa: ARG002 - see `Gain`
-        rest: Tensor | None = None,  # noqa: ARG002
-        size: OtherSize | None = None,  # noqa: ARG002
-    ) -> Tensor:
-        """Return the gains, shape (components,), whatever the batch."""
-        return self.curve(self.gamma, self.spectrum)
-
 
 @register_gain("relu")
 class ReLUGain(LearnedGain):
-    """The paper's ReLU filter; where gamma is not positive, gains are 1 and have no gradient."""
+    """The paper's ReLU filter, a ridge-like shrinkage in (0, 1].
 
-    curve = staticmethod(relu_gain)
+    If gamma is not positive, gains are 1 and have no gradient.
+    """
+
     start = 1e-4
+
+    def forward(self, *_: object, **__: object) -> Tensor:
+        """Return lambda / (lambda + relu(gamma)), shape (components,), whatever the batch."""
+        return self.spectrum / (self.spectrum + torch.relu(self.gamma))
 
 
 @register_gain("exponential")
 class ExponentialGain(LearnedGain):
     """The paper's exponential filter: a mild low-pass from the start, without gradient at zero."""
 
-    curve = staticmethod(exponential_gain)
     start = 0.1
+
+    def forward(self, *_: object, **__: object) -> Tensor:
+        """Return 1 / (1 + exp(gamma^2 - lambda)), shape (components,), whatever the batch."""
+        return torch.sigmoid(self.spectrum - self.gamma.square())
 
 
 @register_gain("multiplicative")
@@ -323,12 +266,7 @@ class MultiplicativeGain(Gain):
         self.log_multiplier = nn.Parameter(torch.zeros_like(source.singular_values))
         self.limit = limit
 
-    def forward(
-        self,
-        components: Tensor | None = None,  # noqa: ARG002 - see `Gain`
-        rest: Tensor | None = None,  # noqa: ARG002
-        size: OtherSize | None = None,  # noqa: ARG002
-    ) -> Tensor:
+    def forward(self, *_: object, **__: object) -> Tensor:
         """Return the gains, shape (components,), whatever the batch."""
         gains: Tensor = self.penalty()
         return gains * bounded_multiplier(self.log_multiplier, self.limit)

@@ -1,27 +1,27 @@
 """Images of another size than that of the fit, for a filter of cosines.
 
 A cosine is known by its frequency, and images of every size have cosines. So a filter that was
-fitted at 224 x 224 can serve images of 160 x 256, once it is settled which of their cosines stands
-for which of the fitted ones:
+fitted at 224 x 224 can serve images of 160 x 256, if each of their cosines has a partner among the
+fitted ones:
 
 - **Texture.** A cosine of index u along H pixels has u / (2 H) waves a pixel. Along h pixels the
   nearest one has the index u h / H, rounded. Noise, blur and compression act on waves a pixel.
 - **Layout.** The first cosines of either direction keep their index, whatever the size: eight, or
-  one in eight. They say where an image is bright. So the mean of a stream, and what fog or a loss
-  of contrast does to it, mean the same at every size.
+  one in eight. They say where an image is bright. So the mean of a stream, and its change by fog or
+  a loss of contrast, mean the same at every size.
 
 The variance of an orthonormal coefficient is the spectral density at its frequency, whatever the
 size. The density of natural images falls like 1 / frequency^2 (Field, "Relations between the
-statistics of natural images and the response properties of cortical cells", 1987). So where two
-cosines that stand for each other differ in frequency, coefficients are multiplied by the ratio of
-the frequencies, and have the same variance again.
+statistics of natural images and the response properties of cortical cells", 1987). So if partners
+differ in frequency, coefficients are multiplied by the ratio of the frequencies, and have the same
+variance again.
 
-This makes of every image the coefficients of an image of the fitted size, and all that is learned
-from a stream is learned from those: one stream may hold images of many sizes. On the way back, a
-cosine of any size has the gain of the fitted one that stands for it.
+Every image thus gets the coefficients of an image of the fitted size. Statistics are taken of
+these, so one stream may hold images of many sizes. On the way back, a cosine of any size has the
+gain of its fitted partner.
 
 Clean images of another size may have been cut out of larger ones, or resized, which changes the end
-of their spectrum. `OtherSize.leeway` says by how much, and what lies between counts as no shift.
+of their spectrum. `OtherSize.leeway` says by how much, and anything between counts as no shift.
 """
 
 from __future__ import annotations
@@ -33,13 +33,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor
 
-from ttapca.spectral.cosine import coefficients_of, dct_matrix, images_of
-from ttapca.spectral.fast_cosine import FastCosines, at_once, is_fast
+from ttapca.spectral.cosine_transform import (
+    FastCosines,
+    at_once,
+    coefficients_of,
+    dct_matrix,
+    images_of,
+    is_fast,
+)
 
 if TYPE_CHECKING:
-    from ttapca.spectral.basis import Cosine
+    from ttapca.spectral.cosine import Cosine
 
-# Cosines of each direction that belong to the layout of an image: so many, or one in so many.
+# Cosines of each direction that belong to the layout of an image: eight, or one in eight.
 LAYOUT = 8
 
 # Logarithm of the energy that the softest resizing leaves at least.
@@ -52,14 +58,10 @@ class OtherSize:
     Args:
         basis: The fitted basis, for images of shape (C, H, W).
         shape: Shape of the images at hand, (C, h, w).
-        mean: Source mean at the fitted size, shape (C H W,).
-
-    Attributes:
-        mean: Source mean at the size at hand, shape (C h w,).
-        at_once: How many images are best worked on at a time; see `Basis`.
+        mean: Source mean at the fitted size, shape (C H W,); the attribute is the mean at this one.
 
     Example:
-        >>> from ttapca.spectral.basis import Cosine
+        >>> from ttapca.spectral.cosine import Cosine
         >>> basis = Cosine(torch.eye(1), torch.arange(256), (1, 16, 16))
         >>> larger = OtherSize(basis, (1, 32, 32), torch.zeros(256))
         >>> wave = torch.zeros(1, 32, 32)
@@ -78,11 +80,11 @@ class OtherSize:
         down, across = _partners(height, rows), _partners(width, columns)
         here, fitted = _frequencies(rows, columns), _frequencies(height, width)
         self._ratio = (here[down[:, None], across] / fitted).to(like)  # (H, W)
-        # For every fitted cosine the one here that stands for it, and the other way round.
+        # For every fitted cosine its partner here, and the other way round.
         self._down, self._across = down.to(like.device), across.to(like.device)
         self._fitted_down = _partners(rows, height).to(like.device)
         self._fitted_across = _partners(columns, width).to(like.device)
-        # By so much the coefficients of a resized image are larger.
+        # Factor by which the coefficients of a resized image are larger.
         self._growth = math.sqrt(rows * columns / (height * width))
         self.at_once = at_once(shape)
         self._fast = FastCosines(shape, torch.arange(math.prod(shape), device=like.device))
@@ -114,24 +116,19 @@ class OtherSize:
         return (table * self._ratio).flatten(1)
 
     def components(self, fitted: Tensor) -> Tensor:
-        """Return those coefficients of the fitted size that are components of the basis."""
+        """Return the coefficients of the fitted size that are components of the basis."""
         return fitted.index_select(1, self._basis.order)
 
     def outside(self, fitted: Tensor) -> Tensor:
-        """Return what lies outside the basis of images of the fitted size, shape unchanged.
-
-        Args:
-            fitted: Coefficients of the images.
-        """
-        left = fitted.index_fill(1, self._basis.order, 0.0)
-        return self._basis.rebuilt(left)
+        """Return the part of images outside the basis, from coefficients of the fitted size."""
+        return self._basis.rebuilt(fitted.index_fill(1, self._basis.order, 0.0))
 
     def gains(self, gains: Tensor, rest: Tensor) -> Tensor:
         """Return the gain of every coefficient here, shape (..., C h w).
 
         Args:
-            gains: Of the components, shape (..., components).
-            rest: Of what lies outside the basis, a single number or shape (..., 1).
+            gains: Gains of the components, shape (..., components).
+            rest: Gain outside the basis, a single number or shape (..., 1).
         """
         before = gains.shape[:-1]
         every = rest.expand(*before, math.prod(self._basis.shape))
@@ -141,16 +138,13 @@ class OtherSize:
         return table.flatten(-3)
 
     def offset(self, inside: Tensor, outside: Tensor | None) -> Tensor:
-        """Return the coefficients here of a mean image that is known at the fitted size.
+        """Return the coefficients here, (..., C h w), of a mean image known at the fitted size.
 
-        Its layout alone counts: what the mean has of texture belongs to one size.
+        Its layout alone counts: the texture of the mean belongs to one size.
 
         Args:
             inside: Its components, shape (..., components).
-            outside: What of it lies outside the basis, shape (..., C H W).
-
-        Returns:
-            Shape (..., C h w).
+            outside: Its part outside the basis, shape (..., C H W).
         """
         before = inside.shape[:-1]
         every = inside.new_zeros(*before, math.prod(self._basis.shape))
@@ -164,18 +158,15 @@ class OtherSize:
         return found.flatten(-3)
 
     def leeway(self, variances: Tensor) -> Tensor:
-        """Return what resizing may have done to the energies of images without any harm.
+        """Return how resizing may have changed the log energies of clean images, (2, components).
 
-        Nobody knows whether images were cut out of larger ones or resized. If they were resized,
-        their cosines have kept their indices, and energies differ where the spectrum of the source
+        It is not known whether images were cut out of larger ones or resized. If they were resized,
+        their cosines have kept their indices, and energies differ if the spectrum of the source
         does not fall like 1 / frequency^2. Resizing also makes images softer: by linear
-        interpolation at most, among usual ways.
+        interpolation at most, among usual ways. Each of the two effects has a row.
 
         Args:
-            variances: Of the components in the source, shape (components,).
-
-        Returns:
-            Logarithms of the energies of clean images, for each of the two, (2, components).
+            variances: Variances of the components in the source, shape (components,).
         """
         basis, fitted = self._basis, self._basis.shape
         unknown = variances.new_full((math.prod(fitted),), math.nan)
@@ -191,11 +182,11 @@ class OtherSize:
         kernel = _softness(self._down, self.shape[1], fitted[1])[:, None]
         kernel = kernel * _softness(self._across, self.shape[2], fitted[2])
         both = torch.stack([resized, kernel.to(resized).expand(fitted)]).flatten(1)
-        # Where a neighbour was dropped from the basis, its variance is not known.
+        # If a neighbour was dropped from the basis, its variance is not known.
         return both[:, basis.order].log().nan_to_num(0.0).clamp(min=SOFTEST)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what coefficients depend on; see `Basis.tensors`."""
+        """Return the tensors that coefficients depend on; see `Basis.tensors`."""
         return self._basis.tensors()
 
     def _resized(self, mean: Tensor) -> Tensor:
@@ -209,12 +200,12 @@ class OtherSize:
 
 
 def _layout(size: int, other: int) -> int:
-    """Return how many cosines belong to the layout of images of both sizes."""
+    """Return the number of cosines in the layout of images of both sizes."""
     return max(1, min(LAYOUT, size // LAYOUT, other // LAYOUT))
 
 
 def _partners(size: int, other: int) -> Tensor:
-    """Return for every cosine along `size` pixels the one along `other` that stands for it.
+    """Return the partner along `other` pixels of every cosine along `size` pixels.
 
     Example:
         >>> _partners(20, 10).tolist()
@@ -240,7 +231,7 @@ def _frequencies(height: int, width: int) -> Tensor:
 
 
 def _softness(partners: Tensor, size: int, fitted: int) -> Tensor:
-    """Return which share of energy linear interpolation leaves to cosines along `size` pixels.
+    """Return the share of energy that linear interpolation leaves to cosines along `size` pixels.
 
     An image that was enlarged is softer, by the ratio of the sizes.
     """

@@ -1,17 +1,21 @@
-"""Exact principal component analysis, by the smaller of two eigenvalue problems.
+"""Exact principal component analysis: moments of samples, and the smaller of two eigenproblems.
 
+- `Moments` are the mean and scatter of samples that arrive in batches, in any order, in float64. By
+  the pairwise update of Chan, Golub and LeVeque, memory does not depend on the number of samples,
+  and the moments of several processes can be merged.
 - `PCA.from_moments` decomposes the p x p scatter matrix of samples with p numbers each.
 - `SampleGram` decomposes the n x n matrix of products of n samples, for few and long samples. With
   the centred samples as the rows of A, A A^T = U s^2 U^T has the singular values s of A, and the
   components are the columns of A^T U / s.
 
-Incremental PCA, which merges low-rank factors, would need less memory but is not exact: what it
-drops early it cannot recover when later batches show that it mattered.
+Incremental PCA, which merges low-rank factors, would need less memory but is not exact: components
+that it drops early cannot be recovered when later batches show that they mattered.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -20,8 +24,11 @@ import torch
 from torch import Tensor
 
 from ttapca._checks import Either, Number, Whole, check_option
-from ttapca.errors import NotEnoughDataError
-from ttapca.spectral.moments import Moments, finite_samples, flatten_samples, float64_device
+from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError, ShapeError
+
+# The scatter matrix is symmetric, so only blocks on and below its diagonal are updated. Blocks of
+# this many columns still multiply at full speed.
+BLOCK = 384
 
 # Two entries of a basis vector count as tied when their magnitudes differ by less than this share:
 # rounding must not decide which one is larger, and so the sign of the vector.
@@ -34,8 +41,8 @@ MOST_BYTES = 2**30
 # `SampleGram` converts this many columns to float64 at a time: all would double the memory.
 COLUMNS = 1024
 
-# A basis that drops a smaller share of the variance counts as complete: what lies outside it is not
-# watched at test time, and nobody is warned where predictions were not compared.
+# A basis that drops a smaller share of the variance counts as complete: the rest is not watched at
+# test time, and there is no warning if predictions were not compared.
 MOST_DROPPED = 1e-4
 
 _N_COMPONENTS = Either(
@@ -45,21 +52,159 @@ _N_COMPONENTS = Either(
 )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Decomposition:
-    """What every decomposition knows about its samples.
+def merged_means(
+    count: int, mean: Tensor, more: int, more_mean: Tensor
+) -> tuple[int, Tensor, Tensor, float]:
+    """Merge the means of two sets of samples; a negative `more` removes samples again.
+
+    Returns:
+        Count and mean of both, the step from the first mean to the second, and its weight: the
+        scatter about the common mean is the sum of both scatters plus weight * step * step^T.
+
+    Example:
+        >>> merged_means(1, torch.tensor(0.0), 3, torch.tensor(4.0))
+        (4, tensor(3.), tensor(4.), 0.75)
+    """
+    total = count + more
+    step = more_mean - mean
+    return total, mean + step * (more / total), step, count * more / total
+
+
+class Moments:
+    """Running mean and scatter of samples with `size` numbers each.
 
     Attributes:
-        mean: Mean of the samples, shape (size,).
-        singular_values: Singular values of the centred data, falling, shape (components,).
-        n_samples: Number of samples.
-        total_variance: Variance over all components, kept or not.
+        count: Number of samples seen.
+        mean: Their mean, float64, shape (size,).
+
+    Example:
+        >>> batch = torch.tensor([[0.0, 1.0], [2.0, 5.0]])
+        >>> moments = Moments(2).update(batch)
+        >>> moments.mean.tolist(), moments.covariance.tolist()
+        ([1.0, 3.0], [[2.0, 4.0], [4.0, 8.0]])
     """
 
-    mean: Tensor
-    singular_values: Tensor
+    def __init__(self, size: int, *, device: torch.device | str = "cpu") -> None:
+        if size < 1:
+            raise OptionError(f"A sample has at least one number; found size {size}.")
+        self._device = float64_device(device)
+        self.count = 0
+        self.mean = torch.zeros(size, dtype=torch.float64, device=self._device)
+        self._lower = torch.zeros(size, size, dtype=torch.float64, device=self._device)
+
+    @property
+    def scatter(self) -> Tensor:
+        """Sum over samples of (x - mean)(x - mean)^T, float64, shape (size, size)."""
+        return self._lower.tril() + self._lower.tril(-1).T
+
+    @property
+    def covariance(self) -> Tensor:
+        """Unbiased covariance, shape (size, size); `NotEnoughDataError` below two samples."""
+        if self.count < 2:
+            raise NotEnoughDataError(f"A covariance needs 2 samples; found {self.count}.")
+        return self.scatter / (self.count - 1)
+
+    @torch.no_grad()
+    def update(self, batch: Tensor) -> Moments:
+        """Add a batch of shape (samples, ...) and return self.
+
+        Raises:
+            ShapeError: The samples do not have `size` numbers each.
+            NonFiniteError: The batch holds NaN or infinity; nothing is added then.
+        """
+        samples = finite_samples(batch, self.mean.numel()).to(self._device, torch.float64)
+        if len(samples):
+            mean = samples.mean(0)
+            centred = samples - mean
+            self._merge_means(len(samples), mean)
+            for start, block in zip(range(0, len(mean), BLOCK), self._blocks(), strict=True):
+                block.addmm_(centred[:, start:].T, centred[:, start : start + BLOCK])
+        return self
+
+    @torch.no_grad()
+    def merge(self, other: Moments) -> Moments:
+        """Add the samples of another `Moments`, which stays as it is, and return self.
+
+        Raises:
+            ShapeError: The sizes differ.
+        """
+        if other.mean.shape != self.mean.shape:
+            raise ShapeError(
+                f"Moments merge with moments of the same size; found {self.mean.numel()} and "
+                f"{other.mean.numel()}."
+            )
+        if other.count:
+            lower = other._lower.to(self._device).clone()  # `other` may be `self`
+            self._merge_means(other.count, other.mean.to(self._device))
+            self._lower += lower
+        return self
+
+    @torch.no_grad()
+    def remove(self, batch: Tensor) -> Moments:
+        """Remove samples, shape (samples, ...), that were added before, and return self.
+
+        Raises:
+            NotEnoughDataError: Nothing would be left.
+
+        Example:
+            >>> data = torch.tensor([[1.0], [2.0], [6.0]])
+            >>> Moments(1).update(data).remove(data[2:]).mean.tolist()
+            [1.5]
+        """
+        gone = Moments(self.mean.numel(), device=self._device).update(batch)
+        if gone.count >= self.count:
+            raise NotEnoughDataError(
+                f"Some of {self.count} samples must be left; {gone.count} were to be removed."
+            )
+        self._merge_means(-gone.count, gone.mean)
+        self._lower -= gone._lower
+        return self
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state for `from_tensors`; of the scatter only one half."""
+        lower = torch.cat([block.flatten() for block in self._blocks()])
+        count = torch.tensor(self.count)
+        return {"count": count, "mean": self.mean.cpu(), "lower": lower.cpu()}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Moments:
+        """Make moments from the tensors that `tensors` returned.
+
+        Example:
+            >>> moments = Moments(2).update(torch.tensor([[0.0, 1.0], [2.0, 5.0]]))
+            >>> Moments.from_tensors(moments.tensors()).covariance.tolist()
+            [[2.0, 4.0], [4.0, 8.0]]
+        """
+        moments = cls(len(tensors["mean"]))
+        moments.count, moments.mean = int(tensors["count"]), tensors["mean"].clone()
+        blocks = list(moments._blocks())
+        parts = torch.split(tensors["lower"], [block.numel() for block in blocks])
+        for block, part in zip(blocks, parts, strict=True):
+            block.copy_(part.view_as(block))
+        return moments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle only `tensors`."""
+        return Moments.from_tensors, (self.tensors(),)
+
+    def _blocks(self) -> Iterator[Tensor]:
+        """Yield views of the blocks of columns on and below the diagonal."""
+        for start in range(0, len(self._lower), BLOCK):
+            yield self._lower[start:, start : start + BLOCK]
+
+    def _merge_means(self, count: int, mean: Tensor) -> None:
+        self.count, self.mean, delta, weight = merged_means(self.count, self.mean, count, mean)
+        self._lower.addr_(delta, delta, alpha=weight)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Decomposition:
+    """The facts of every decomposition about its samples."""
+
+    mean: Tensor  # of the samples, shape (size,)
+    singular_values: Tensor  # of the centred data, falling, shape (components,)
     n_samples: int
-    total_variance: float
+    total_variance: float  # over all components, kept or not
 
     @property
     def explained_variance(self) -> Tensor:
@@ -106,10 +251,10 @@ class PCA(Decomposition):
 
     @classmethod
     def from_moments(cls, moments: Moments, n_components: int | float | None = None) -> PCA:
-        """Decompose the samples that an accumulator has seen.
+        """Decompose the samples of some moments.
 
         Args:
-            moments: The accumulator.
+            moments: The moments.
             n_components: See `choose_components`.
 
         Raises:
@@ -182,7 +327,7 @@ class SampleGram:
             columns = columns[kept]
             means.append(columns.mean(0))
             projected.append((columns - means[-1]).T @ vectors)
-        # These columns are orthogonal up to rounding, which grows where singular values are small.
+        # These columns are orthogonal up to rounding, which grows as singular values get small.
         basis, lengths = torch.linalg.qr(torch.cat(projected))
         return PCA(
             mean=torch.cat(means),
@@ -208,7 +353,7 @@ def hold(batches: Iterator[Tensor], *, limited: bool = True) -> tuple[list[Tenso
     """Copy batches until they exceed `MOST_SAMPLES` or `MOST_BYTES`, unless unlimited.
 
     Returns:
-        Copies of what was read, and whether that is all. The rest is left in `batches`.
+        The copies, and whether they are all. The other batches are left in the iterator.
     """
     held: list[Tensor] = []
     samples = size = 0
@@ -243,17 +388,15 @@ def signs(vectors: Tensor) -> Tensor:
 def choose_components(n_components: int | float | None, eigenvalues: Tensor, n_samples: int) -> int:
     """Return how many components to keep: at least 1, at most the rank of the data.
 
-    Args:
-        n_components: A number, a fraction of the variance (a float up to 1), or None for all.
-        eigenvalues: Eigenvalues of the scatter matrix, falling.
-        n_samples: Number of samples behind it.
+    `n_components` is a number, a fraction of the variance (a float up to 1), or None for all; the
+    eigenvalues are those of the scatter matrix of the samples, falling.
 
     Raises:
         NotEnoughDataError: The data have fewer components than asked for.
         OptionError: `n_components` makes no sense.
     """
     check_sample_count(n_components, n_samples)
-    # Rounding leaves eigenvalues of about this size where the exact ones are zero.
+    # Rounding turns eigenvalues of zero into ones of about this size.
     rounding = max(len(eigenvalues), n_samples) * torch.finfo(eigenvalues.dtype).eps
     rank = min(int((eigenvalues > eigenvalues[0] * rounding).sum()), n_samples - 1)
     return choose_among(n_components, eigenvalues[:rank], "the rank of the activations", n_samples)
@@ -262,13 +405,10 @@ def choose_components(n_components: int | float | None, eigenvalues: Tensor, n_s
 def choose_among(
     n_components: int | float | None, variances: Tensor, limit: str, n_samples: int
 ) -> int:
-    """Return how many components of these falling variances to keep; see `choose_components`.
+    """Return how many components to keep of those with these falling variances.
 
-    Args:
-        n_components: A number, a fraction of the variance, or None for all.
-        variances: Of those that may be kept.
-        limit: What their number is, for errors: "the rank of the activations".
-        n_samples: Number of samples behind them, for errors.
+    Errors call their number `limit`, such as "the rank of the activations"; see
+    `choose_components`.
     """
     check_n_components(n_components)
     most = len(variances)
@@ -297,7 +437,7 @@ def check_n_components(n_components: int | float | None) -> None:
 
 
 def check_sample_count(n_components: int | float | None, n_samples: int) -> None:
-    """Raise `NotEnoughDataError` when there are too few samples for so many components."""
+    """Raise `NotEnoughDataError` if there are too few samples for this number of components."""
     if n_samples < 2:
         raise NotEnoughDataError(f"PCA needs at least 2 samples; found {n_samples}.")
     if isinstance(n_components, int) and n_components >= n_samples:
@@ -305,3 +445,26 @@ def check_sample_count(n_components: int | float | None, n_samples: int) -> None
             f"{n_components} components need at least {n_components + 1} samples; found "
             f"{n_samples}. Give more data, or ask for at most {n_samples - 1} components."
         )
+
+
+def float64_device(device: torch.device | str) -> torch.device:
+    """Return the device itself, or the CPU if the device has no float64 (Apple's MPS)."""
+    device = torch.device(device)
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def flatten_samples(batch: Tensor, size: int) -> Tensor:
+    """Flatten (samples, ...) to (samples, size), or raise `ShapeError`."""
+    if batch.dim() < 2 or math.prod(batch.shape[1:]) != size:
+        raise ShapeError(
+            f"Samples must have {size} numbers each, along the first dimension of a batch; found "
+            f"a batch of shape {tuple(batch.shape)}."
+        )
+    return batch.flatten(1)
+
+
+def finite_samples(batch: Tensor, size: int) -> Tensor:
+    """Flatten as `flatten_samples` does, or raise `NonFiniteError` on NaN or infinity."""
+    if not torch.isfinite(batch).all():
+        raise NonFiniteError("PCA needs finite numbers; found NaN or infinity in a batch.")
+    return flatten_samples(batch, size)

@@ -3,8 +3,8 @@
 Each pass over the data multiplies the scatter matrix S, which is never formed, by a block of
 orthonormal columns. The product, made orthogonal to all blocks before it, is the next block (Musco
 and Musco, "Randomized Block Krylov Methods for Stronger and Faster Approximate Singular Value
-Decomposition", NeurIPS 2015). Because all blocks are kept, far fewer passes are needed than with
-power iteration. The best eigenvectors within all blocks (Ritz vectors) are the components.
+Decomposition", NeurIPS 2015). All blocks are kept, so far fewer passes are needed than with power
+iteration. The best eigenvectors within all blocks (Ritz vectors) are the components.
 
 For each of them the residual r = |S v - d v| is computed exactly, and S has an eigenvalue within r
 of d: a bound that holds for any data, reported relative to d. Passes are made until it shows that
@@ -17,14 +17,23 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ttapca._checks import Whole, check_option
 from ttapca.errors import OptionError
-from ttapca.spectral.moments import finite_samples, float64_device, merged_means
-from ttapca.spectral.pca import PCA, check_sample_count, choose_components, eigh_descending, signs
+from ttapca.spectral.pca import (
+    PCA,
+    check_sample_count,
+    choose_components,
+    eigh_descending,
+    finite_samples,
+    float64_device,
+    merged_means,
+    signs,
+)
 
 # Extra columns beyond the components asked for: the trailing ones converge slowest.
 OVERSAMPLING = 64
@@ -41,8 +50,8 @@ class RandomisedPCA(PCA):
     """A PCA with a bound on its error.
 
     Attributes:
-        error_bound: For each component, a bound on the relative distance from its squared singular
-            value to that of the nearest exact one, shape (components,).
+        error_bound: Bound on the relative distance from the squared singular value of each
+            component to that of the nearest exact one, shape (components,).
     """
 
     error_bound: Tensor
@@ -51,38 +60,39 @@ class RandomisedPCA(PCA):
 def singular_value_error(error_bound: Tensor) -> float:
     """Return the largest relative error of a singular value in the first half of the components.
 
-    It follows from the bounds on the squared values. The last components converge slowest.
+    It follows from the bounds on the squared values; the last components converge slowest.
     """
     worst = float(error_bound[: math.ceil(len(error_bound) / 2)].max())
     return 1 - math.sqrt(max(0.0, 1 - worst))
 
 
-class _ScatterProduct:
-    """The result of one pass: count and mean of the samples, S Q for a block Q, trace of S."""
+class _Pass(NamedTuple):
+    """The result of one pass: number and mean of the samples, S Q for a block Q, trace of S."""
 
-    def __init__(self, batches: Iterable[Tensor], block: Tensor) -> None:
-        self.count = 0
-        self.mean = torch.zeros_like(block[:, 0])
-        self.product = torch.zeros_like(block)
-        self.trace = 0.0
-        for batch in batches:
-            samples = finite_samples(batch, len(block)).to(block)
-            if len(samples):
-                self._add(samples, block)
+    n_samples: int
+    mean: Tensor
+    product: Tensor
+    trace: float
 
-    def _add(self, samples: Tensor, block: Tensor) -> None:
-        mean = samples.mean(0)
-        centred = samples - mean
-        self.count, self.mean, delta, weight = merged_means(
-            self.count, self.mean, len(samples), mean
-        )
-        self.product.addmm_(centred.T, centred @ block)
-        self.product.addr_(delta, delta @ block, alpha=weight)
-        self.trace += float(centred.square().sum() + weight * delta.square().sum())
+
+def _read(batches: Iterable[Tensor], block: Tensor) -> _Pass:
+    count, mean, trace = 0, torch.zeros_like(block[:, 0]), 0.0
+    product = torch.zeros_like(block)
+    for batch in batches:
+        samples = finite_samples(batch, len(block)).to(block)
+        if not len(samples):
+            continue
+        own_mean = samples.mean(0)
+        centred = samples - own_mean
+        count, mean, delta, weight = merged_means(count, mean, len(samples), own_mean)
+        product.addmm_(centred.T, centred @ block)
+        product.addr_(delta, delta @ block, alpha=weight)
+        trace += float(centred.square().sum() + weight * delta.square().sum())
+    return _Pass(count, mean, product, trace)
 
 
 class _KrylovSpace:
-    """The blocks so far, which are orthonormal, and what S does within them."""
+    """The blocks so far, which are orthonormal, and S within them."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []  # each of shape (p, columns)
@@ -109,8 +119,8 @@ class _KrylovSpace:
     def next_block(self) -> Tensor:
         """Return the directions in which S leaves all blocks so far."""
         left = len(self._outside) - len(self._inner)
-        # Where only rounding errors are left, columns must become orthogonal as well: so again,
-        # once they have length 1.
+        # If only rounding errors are left, columns must become orthogonal as well: so again, once
+        # they have length 1.
         return _orthonormal(self._orthogonal(_orthonormal(self._outside[:, :left])))
 
     def ritz(self, n_components: int, n_samples: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -156,19 +166,16 @@ def randomised_pca(
         passes_over: Called for every pass; returns batches of shape (samples, ...), the same
             samples every time, in any order.
         size: Numbers in a sample, p.
-        n_components: A whole number: how many components hold a fraction of the variance is not
-            known beforehand.
+        n_components: A whole number: which number holds a fraction of the variance is not known
+            beforehand.
         tolerance: Passes are made until `singular_value_error` is at most this.
         max_passes: Limit of passes, at least 2; if it is reached, a warning tells the error.
         generator: Draws the starting block; a fixed seed by default.
-        device: Where the blocks are kept: one per pass after the first, (p, n_components + 64).
-
-    Warns:
-        UserWarning: The tolerance was not reached within `max_passes`.
+        device: Device of the blocks: one per pass after the first, (p, n_components + 64).
 
     Raises:
         OptionError: `n_components` or `max_passes` is not such a number.
-        NotEnoughDataError: There are too few samples for so many components.
+        NotEnoughDataError: There are too few samples for this number of components.
         NonFiniteError: A batch holds NaN or infinity.
     """
     if not isinstance(n_components, int):
@@ -181,14 +188,14 @@ def randomised_pca(
     generator = generator or torch.Generator().manual_seed(0)
     columns = min(n_components + OVERSAMPLING, size)
     start = torch.randn(size, columns, generator=generator, dtype=torch.float64)
-    scatter = _ScatterProduct(passes_over(), start.to(float64_device(device)))
-    check_sample_count(n_components, scatter.count)
+    scatter = _read(passes_over(), start.to(float64_device(device)))
+    check_sample_count(n_components, scatter.n_samples)
     space = _KrylovSpace()
     block = _orthonormal(scatter.product)
     for _ in range(max_passes - 1):
-        scatter = _ScatterProduct(passes_over(), block)
+        scatter = _read(passes_over(), block)
         space.add(block, scatter.product)
-        eigenvalues, rotation, bounds = space.ritz(n_components, scatter.count)
+        eigenvalues, rotation, bounds = space.ritz(n_components, scatter.n_samples)
         reached = singular_value_error(bounds)
         if reached <= tolerance or space.complete:
             break
@@ -205,13 +212,13 @@ def randomised_pca(
         mean=scatter.mean,
         basis=basis * signs(basis),
         singular_values=eigenvalues.sqrt(),
-        n_samples=scatter.count,
-        total_variance=scatter.trace / (scatter.count - 1),
+        n_samples=scatter.n_samples,
+        total_variance=scatter.trace / (scatter.n_samples - 1),
         error_bound=bounds,
     )
 
 
 def _orthonormal(block: Tensor) -> Tensor:
     """Return orthonormal columns that span those of the block."""
-    found: Tensor = torch.linalg.qr(block)[0]
+    found: Tensor = torch.linalg.qr(block).Q
     return found

@@ -1,9 +1,9 @@
-"""One file format for the states of streams, whoever keeps them: adapters, services, runtimes.
+"""The file format for the states of streams, of adapters, services and other runtimes.
 
 A file is of safetensors. Tensors of a `StreamState` have the names of its fields, joined by dots,
-after `state.`; numbers are in the metadata. What else a method keeps of a stream (parameters that
-it moves, say) is a tree in the metadata, with a number in the place of each tensor. Nothing in a
-file is run, and everything is compared with what the reader expects before anything is made of it.
+after `state.`; numbers are in the metadata. Other contents of a method (parameters that it moves,
+say) are a tree in the metadata, with a number in the place of each tensor. Nothing in a file is
+run, and everything is compared with rules of the reader before anything is made of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,11 +26,12 @@ from ttapca.spectral.stream_state import AlarmState, StreamState, leaves
 from ttapca.support.parsing import parse_json
 
 FORMAT = "ttapca stream 2"
-# Of the versions before: of adapters, and of pools.
+# Formats of earlier versions, of adapters and of pools.
 OLDER = ("ttapca stream 1", "ttapca pool stream 1", "ttapca pool stream 2")
 ABOUT = "ttapca"
 STATE, OTHER = "state.", "other."
 TENSOR, NESTED = "tensor", "state"
+OTHER_SHAPE = "has another shape than in this network"
 MOST_CLASSES = 1_000_000
 # Squares of larger numbers, and sums of these, would be infinite.
 LARGEST, LARGEST_SINGLE = 1e12, 1e18
@@ -38,22 +39,29 @@ LARGEST, LARGEST_SINGLE = 1e12, 1e18
 SIGNED = ("mean", "moments", "centres", "searched", "unsearched", "features", "leeway")
 SHARES = ("shift", "unusual")  # at most 1
 PRECISIONS = (torch.float32, torch.float64)
+# The type of each number of a state, and its largest value; none is negative.
+NUMBERS: dict[str, tuple[type, float]] = {
+    "latest": (int, CONSTANTS.states - 1),
+    "implausible": (int, LARGEST),
+    "alarm.shifted": (bool, 1),
+    "alarm.run": (int, LARGEST),
+    "alarm.images": (int, LARGEST),
+    "alarm.runs": (float, LARGEST),
+    "alarm.few": (float, LARGEST),
+    "alarm.alike": (float, LARGEST),
+    "alarm.skew": (float, 1),
+}
 
 
 @dataclass(frozen=True, eq=False)
 class SavedStream:
-    """What a file holds of a stream.
+    """The contents of a file."""
 
-    Attributes:
-        kind: What wrote it; only the same kind can read it.
-        state: What closed-form filters and statistics know; None without any.
-        other: What else the method keeps: tensors and numbers in dicts, lists and tuples.
-        facts: Numbers and words that a service keeps beside it.
-    """
-
-    kind: str
-    state: StreamState | None = None
+    kind: str  # fingerprint of the writer; only the same kind can read it
+    state: StreamState | None = None  # of closed-form filters and statistics
+    # Other contents of the method: tensors and numbers in dicts, lists and tuples.
     other: Mapping[str, Any] = field(default_factory=dict)
+    # Numbers and words that a service keeps beside it.
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
@@ -80,18 +88,16 @@ class SavedStream:
 
 
 def read_saved(data: bytes, kind: str, like: StreamState | None, name: str) -> SavedStream:
-    """Return what `SavedStream.to_bytes` wrote.
+    """Read a file that `SavedStream.to_bytes` wrote, or raise `SavedStreamError`.
 
     Args:
         data: From anybody: everything in it is checked, but for `other` and `facts`.
-        kind: Of the reader.
+        kind: Fingerprint of the reader.
         like: The state of a new stream of the reader.
-        name: Of the file, for errors.
-
-    Raises:
-        SavedStreamError: The bytes are something else, or of another kind.
+        name: Name of the file, for errors.
     """
-    about = _checked_about(data, kind, name)
+    about = _about(data, name)
+    _check_about(about, kind, name)
     tensors = _loaded(data, name)
     others = {each: value for each, value in tensors.items() if each.startswith(OTHER)}
     own = {each.removeprefix(STATE): value for each, value in tensors.items() if each not in others}
@@ -116,37 +122,11 @@ def read_saved(data: bytes, kind: str, like: StreamState | None, name: str) -> S
     return SavedStream(kind, state, other, facts)
 
 
-def _loaded(data: bytes, name: str) -> dict[str, Tensor]:
-    try:
-        return load(data)
-    except (SafetensorError, KeyError, ValueError, RuntimeError, TypeError, OverflowError) as error:
-        raise SavedStreamError(f"{name} is no saved stream: {error}.") from error
-
-
-def _checked_about(data: bytes, kind: str, name: str) -> dict[str, Any]:
-    """Return what is said about the tensors, of a file of this format and kind."""
-    about = _about(data, name)
-    if about.get("format") != FORMAT:
-        found = shown(about.get("format"))
-        if about.get("format") in OLDER:
-            raise SavedStreamError(
-                f"{name} was saved by an older ttapca ({found}), which kept other numbers of a "
-                "stream. Let the stream begin anew."
-            )
-        raise SavedStreamError(f"{name} must be of the format `{FORMAT}`; found {found}.")
-    if about.get("kind") != kind:
-        raise SavedStreamError(
-            f"{name} is a stream of another network, filter or method. Load it with those that it "
-            "was saved with."
-        )
-    return about
-
-
 def with_tensors(data: bytes, tensors: Mapping[str, Any]) -> bytes:
     """Return the file of a stream with some parts of its state replaced.
 
-    For runtimes that carry on a stream themselves: what they have by then goes into a file that
-    adapters and services read.
+    Runtimes that carry on a stream themselves put their results into a file that adapters and
+    services read.
 
     Args:
         data: A file of the stream, or of any other one of the same network and filter.
@@ -172,157 +152,15 @@ def with_tensors(data: bytes, tensors: Mapping[str, Any]) -> bytes:
     return save(found, {ABOUT: json.dumps(about)})
 
 
-class _Reader:
-    """Makes a state of tensors and numbers that anybody may have written.
-
-    Args:
-        tensors: By the dotted names of `leaves`.
-        numbers: Likewise.
-        name: Of the file, for errors.
-    """
-
-    def __init__(self, tensors: dict[str, Tensor], numbers: dict[str, Any], name: str) -> None:
-        self._tensors, self._numbers, self._name = dict(tensors), dict(numbers), name
-
-    def state(self, like: StreamState) -> StreamState:
-        """Return the state, which has the same parts as one of a new stream."""
-        found = {
-            each.name: self._like(each.name, getattr(like, each.name))
-            for each in fields(StreamState)
-            if each.name not in ("alarm", "latest", "implausible")
-        }
-        rows = len(found["spectra"][0]) if found["spectra"] else 1
-        latest = self._number("latest", int, CONSTANTS.states - 1)
-        implausible = self._number("implausible", int, LARGEST)
-        state = StreamState(
-            **found, alarm=self._alarm(like), latest=latest, implausible=implausible
-        )
-        if latest >= rows:
-            self._refuse("latest", f"is {latest}")
-        if float(state.outliers[0]) > 1:
-            self._refuse("outliers", "cannot be like that")
-        self._check_conditions(state, rows)
-        self._check_chain(state)
-        self._check_layers(state)
-        left = [*self._tensors, *self._numbers]
-        if left:
-            raise SavedStreamError(f"{self._name} is no saved stream: it holds `{min(left)}`.")
-        return state
-
-    def _like(self, name: str, like: Any) -> Any:
-        """Return the part of this name, which has the form of another one."""
-        if like is None:
-            return None
-        if isinstance(like, tuple):
-            return tuple(self._like(f"{name}.{place}", each) for place, each in enumerate(like))
-        if is_dataclass(like):
-            found = {
-                each.name: self._like(f"{name}.{each.name}", getattr(like, each.name))
-                for each in fields(like)
-            }
-            table = name.startswith(("spectra", "layers"))
-            lengths = {len(each) for each in found.values() if each is not None} if table else {1}
-            if len(lengths) > 1 or not lengths <= set(range(1, CONSTANTS.states + 1)):
-                self._refuse(name, "has parts of several lengths")
-            made: Any = type(like)
-            return made(**found)
-        return self._tensor(name, like)
-
-    def _tensor(self, name: str, like: Any) -> Any:
-        expected = torch.from_numpy(like) if isinstance(like, np.ndarray) else like
-        found = self._tensors.pop(name, torch.empty(0, dtype=torch.bool))
-        rows = 1 if name.startswith(("spectra", "layers", "conditions")) else 0
-        if (
-            found.dtype not in PRECISIONS
-            or found.dim() != expected.dim()
-            or found.shape[rows:] != expected.shape[rows:]
-        ):
-            self._refuse(name, "has another shape than in this network")
-        self._check_values(name, found)
-        if name.startswith("conditions") and len(found) > 2 * CONSTANTS.memory:
-            self._refuse(name, "has too many rows")
-        if isinstance(like, np.ndarray):
-            return found.double().numpy()
-        return found.to(expected)
-
-    def _check_values(self, name: str, found: Tensor) -> None:
-        if found.dtype not in PRECISIONS:
-            self._refuse(name, f"has numbers of the type {found.dtype}")
-        signed, last = name.endswith(SIGNED), name.rpartition(".")[2]
-        sound = bool(torch.isfinite(found).all()) and (signed or not bool((found < 0).any()))
-        most = LARGEST if found.dtype == torch.float64 else LARGEST_SINGLE
-        sound = sound and bool((found.abs() <= most).all())
-        if last in SHARES:
-            sound = sound and bool((found <= 1).all())
-        if not sound:
-            self._refuse(name, "cannot be like that")
-
-    def _number(self, name: str, kind: type, most: float) -> Any:
-        value = self._numbers.pop(name, None)
-        allowed = (int, float) if kind is float else kind
-        right = isinstance(value, allowed) and isinstance(value, bool) == (kind is bool)
-        if not right or not 0 <= value <= most:
-            self._refuse(name, f"is {shown(value)}")
-        return value
-
-    def _alarm(self, like: StreamState) -> AlarmState:
-        found: dict[str, Any] = {"shifted": self._number("alarm.shifted", bool, 1)}
-        found["skew"] = self._number("alarm.skew", float, 1)
-        for name, kind in {"run": int, "images": int, "runs": float, "few": float}.items():
-            found[name] = self._number(f"alarm.{name}", kind, LARGEST)
-        found["alike"] = self._number("alarm.alike", float, LARGEST)
-        if "alarm.counts" in self._tensors:
-            counts = self._tensors.pop("alarm.counts")
-            if counts.dim() != 1 or not 0 < len(counts) <= MOST_CLASSES:
-                self._refuse("alarm.counts", "has another shape than in this network")
-            self._check_values("alarm.counts", counts)
-            found["counts"] = counts.double()
-        energies = []
-        for place, each in enumerate(like.spectra):
-            name, bands = f"alarm.energies.{place}", each.leeway.shape[2]
-            if name in self._tensors:
-                sums = self._tensors.pop(name)
-                rest = 0 if each.rest_energy is None else 1  # of which the alarm adds nothing up
-                if sums.shape != (bands - rest,):
-                    self._refuse(name, "has another shape than in this network")
-                self._check_values(name, sums)
-                energies.append(sums.double())
-        if len(energies) not in (0, len(like.spectra)):
-            self._refuse("alarm.energies", "are of some filters only")
-        return AlarmState(**found, energies=tuple(energies))
-
-    def _check_conditions(self, state: StreamState, rows: int) -> None:
-        known = state.conditions
-        if known is None:
-            return
-        states = len(known.centres)
-        # A stream that was never used has shown nothing, in one row, and has no state.
-        least = rows if bool(state.spectra[0].samples.any()) else 0
-        if states != len(known.weights) or not least <= states <= CONSTANTS.states:
-            self._refuse("conditions", "do not match")
-
-    def _check_chain(self, state: StreamState) -> None:
-        chain = state.chain
-        if chain is None:
-            return
-        if abs(float(chain.joint.sum()) - 1) > 1e-3:
-            self._refuse("chain.joint", "is no probability")
-        if float(chain.place.sum()) > 0 and not float(chain.recent[:, 0].sum()) > 0:
-            self._refuse("chain.recent", "cannot be like that")
-
-    def _check_layers(self, state: StreamState) -> None:
-        if state.layers is None:
-            return
-        mean, square = state.layers.moments.double().unbind(1)
-        if bool((square < mean.square() * (1 - 1e-3) - 1e-6).any()):
-            self._refuse("layers.moments", "cannot be like that")
-
-    def _refuse(self, name: str, why: str) -> None:
-        raise SavedStreamError(f"{self._name} is no saved stream: `{name}` {why}.")
+def _loaded(data: bytes, name: str) -> dict[str, Tensor]:
+    try:
+        return load(data)
+    except (SafetensorError, KeyError, ValueError, RuntimeError, TypeError, OverflowError) as error:
+        raise SavedStreamError(f"{name} is no saved stream: {error}.") from error
 
 
 def _about(data: bytes, name: str) -> dict[str, Any]:
-    """Return what is said about the tensors; the library of safetensors tells it of files only."""
+    """Return the metadata; the library of safetensors reads those of files only."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
         raise SavedStreamError(f"{name} is no saved stream: it ends too early.")
@@ -336,18 +174,159 @@ def _about(data: bytes, name: str) -> dict[str, Any]:
     return about  # of an older version
 
 
+def _check_about(about: Mapping[str, Any], kind: str, name: str) -> None:
+    """Raise unless the metadata are of a file of this format and kind."""
+    if about.get("format") != FORMAT:
+        found = shown(about.get("format"))
+        if about.get("format") in OLDER:
+            raise SavedStreamError(
+                f"{name} was saved by an older ttapca ({found}), which kept other numbers of a "
+                "stream. Let the stream begin anew."
+            )
+        raise SavedStreamError(f"{name} must be of the format `{FORMAT}`; found {found}.")
+    if about.get("kind") != kind:
+        raise SavedStreamError(
+            f"{name} is a stream of another network, filter or method. Load it with those that it "
+            "was saved with."
+        )
+
+
+class _Reader:
+    """Makes a state from tensors and numbers that anybody may have written, by dotted names."""
+
+    def __init__(self, tensors: dict[str, Tensor], numbers: dict[str, Any], name: str) -> None:
+        self._tensors, self._numbers, self._name = dict(tensors), dict(numbers), name
+
+    def state(self, like: StreamState) -> StreamState:
+        """Return the state, which has the same parts as that of a new stream."""
+        found = {
+            each.name: self._like(each.name, getattr(like, each.name))
+            for each in fields(StreamState)
+            if each.name not in ("alarm", "latest", "implausible")
+        }
+        numbers = {name: self._number(name) for name in ("latest", "implausible")}
+        state = StreamState(**found, alarm=self._alarm(like), **numbers)
+        self._check(state)
+        left = [*self._tensors, *self._numbers]
+        if left:
+            raise SavedStreamError(f"{self._name} is no saved stream: it holds `{min(left)}`.")
+        return state
+
+    def _like(self, name: str, like: Any) -> Any:
+        """Return the part of this name, which has the form of another one."""
+        if like is None:
+            return None
+        if isinstance(like, tuple):
+            return tuple(self._like(f"{name}.{place}", each) for place, each in enumerate(like))
+        if not is_dataclass(like):
+            return self._tensor(name, like)
+        found = {
+            each.name: self._like(f"{name}.{each.name}", getattr(like, each.name))
+            for each in fields(like)
+        }
+        table = name.startswith(("spectra", "layers"))
+        lengths = {len(each) for each in found.values() if each is not None} if table else {1}
+        if len(lengths) > 1 or not lengths <= set(range(1, CONSTANTS.states + 1)):
+            self._refuse(name, "has parts of several lengths")
+        made: Any = type(like)
+        return made(**found)
+
+    def _tensor(self, name: str, like: Any) -> Any:
+        expected = torch.from_numpy(like) if isinstance(like, np.ndarray) else like
+        found = self._tensors.pop(name, torch.empty(0, dtype=torch.bool))
+        rows = 1 if name.startswith(("spectra", "layers", "conditions")) else 0
+        if (
+            found.dtype not in PRECISIONS
+            or found.dim() != expected.dim()
+            or found.shape[rows:] != expected.shape[rows:]
+        ):
+            self._refuse(name, OTHER_SHAPE)
+        self._check_values(name, found)
+        if name.startswith("conditions") and len(found) > 2 * CONSTANTS.memory:
+            self._refuse(name, "has too many rows")
+        return found.double().numpy() if isinstance(like, np.ndarray) else found.to(expected)
+
+    def _check_values(self, name: str, found: Tensor) -> None:
+        if found.dtype not in PRECISIONS:
+            self._refuse(name, f"has numbers of the type {found.dtype}")
+        most = LARGEST if found.dtype == torch.float64 else LARGEST_SINGLE
+        if name.rpartition(".")[2] in SHARES:
+            most = 1.0
+        least = -most if name.endswith(SIGNED) else 0.0
+        if not bool(((found >= least) & (found <= most)).all()):  # NaN is neither
+            self._refuse(name, "cannot be like that")
+
+    def _number(self, name: str) -> Any:
+        value, (kind, most) = self._numbers.pop(name, None), NUMBERS[name]
+        allowed = (int, float) if kind is float else kind
+        right = isinstance(value, allowed) and isinstance(value, bool) == (kind is bool)
+        if not right or not 0 <= value <= most:
+            self._refuse(name, f"is {shown(value)}")
+        return value
+
+    def _alarm(self, like: StreamState) -> AlarmState:
+        names = [name for name in NUMBERS if name.startswith("alarm.")]
+        found = {name.removeprefix("alarm."): self._number(name) for name in names}
+        counts = self._optional("alarm.counts", range(1, MOST_CLASSES + 1))
+        energies = []
+        for place, each in enumerate(like.spectra):
+            # The alarm does not sum the energy of the rest.
+            bands = each.leeway.shape[2] - (each.rest_energy is not None)
+            sums = self._optional(f"alarm.energies.{place}", range(bands, bands + 1))
+            if sums is not None:
+                energies.append(sums)
+        if len(energies) not in (0, len(like.spectra)):
+            self._refuse("alarm.energies", "are of some filters only")
+        return AlarmState(**found, counts=counts, energies=tuple(energies))
+
+    def _optional(self, name: str, sizes: range) -> Tensor | None:
+        """Return a vector of one of these sizes, if there is any."""
+        found = self._tensors.pop(name, None)
+        if found is None:
+            return None
+        if found.dim() != 1 or len(found) not in sizes:
+            self._refuse(name, OTHER_SHAPE)
+        self._check_values(name, found)
+        return found.double()
+
+    def _check(self, state: StreamState) -> None:
+        """Refuse parts that do not fit together, although each may be right by itself."""
+        rows = len(state.spectra[0]) if state.spectra else 1
+        if state.latest >= rows:
+            self._refuse("latest", f"is {state.latest}")
+        if float(state.outliers[0]) > 1:
+            self._refuse("outliers", "cannot be like that")
+        known, chain, layers = state.conditions, state.chain, state.layers
+        if known is not None:
+            # A stream that was never used has shown nothing, in one row, and has no state.
+            least = rows if bool(state.spectra[0].samples.any()) else 0
+            sizes = {len(known.centres), len(known.weights)}
+            if len(sizes) > 1 or not least <= max(sizes) <= CONSTANTS.states:
+                self._refuse("conditions", "do not match")
+        if chain is not None:
+            if abs(float(chain.joint.sum()) - 1) > 1e-3:
+                self._refuse("chain.joint", "is no probability")
+            if float(chain.place.sum()) > 0 and not float(chain.recent[:, 0].sum()) > 0:
+                self._refuse("chain.recent", "cannot be like that")
+        if layers is not None:
+            mean, square = layers.moments.double().unbind(1)
+            if bool((square < mean.square() * (1 - 1e-3) - 1e-6).any()):
+                self._refuse("layers.moments", "cannot be like that")
+
+    def _refuse(self, name: str, why: str) -> NoReturn:
+        raise SavedStreamError(f"{self._name} is no saved stream: `{name}` {why}.")
+
+
 def _described(tree: Any, tensors: dict[str, Tensor], kind: str) -> Any:
-    """Return a tree as JSON can hold it, and collect its tensors."""
-    if isinstance(tree, StreamState):
-        content = bytearray(SavedStream(kind, tree).to_bytes())
-        [(_, number)] = _described(
-            torch.frombuffer(content, dtype=torch.uint8), tensors, kind
-        ).items()
-        return {NESTED: number}
-    if isinstance(tree, Tensor):
+    """Return a tree as JSON can hold it, and add its tensors to `tensors`."""
+    if isinstance(tree, StreamState | Tensor):
+        form = TENSOR
+        if isinstance(tree, StreamState):
+            content = bytearray(SavedStream(kind, tree).to_bytes())
+            form, tree = NESTED, torch.frombuffer(content, dtype=torch.uint8)
         number = sum(each.startswith(OTHER) for each in tensors)
         tensors[f"{OTHER}{number}"] = tree.detach().to("cpu", copy=True).contiguous()
-        return {TENSOR: number}
+        return {form: number}
     if isinstance(tree, Mapping):
         return {"dict": {name: _described(value, tensors, kind) for name, value in tree.items()}}
     if isinstance(tree, tuple | list):

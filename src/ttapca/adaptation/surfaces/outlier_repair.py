@@ -12,7 +12,7 @@ from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import AttachError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.spectral.constants import CONSTANTS, Constants
-from ttapca.spectral.outliers import SourceOutliers
+from ttapca.spectral.image_statistics import SourceOutliers
 from ttapca.spectral.stream import Stream
 from ttapca.support.modules import find_layer
 
@@ -21,7 +21,7 @@ class OutlierRepair(Surface):
     """Replaces single pixels that have gone wrong by the median around them.
 
     It acts on the input of a filter's layer, before the filter does. Batches like those of the
-    source pass through unchanged; see `ttapca.spectral.outliers`.
+    source pass through unchanged; see `ttapca.spectral.image_statistics`.
 
     Args:
         fitted: A filter that acts on images, and knows how many of their values stray.

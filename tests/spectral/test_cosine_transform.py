@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ttapca.spectral import basis as basis_module
-from ttapca.spectral import fast_cosine, other_sizes
-from ttapca.spectral.basis import Cosine
-from ttapca.spectral.fast_cosine import FastCosines
+from fixed_gains import FixedGain
+from ttapca.spectral import cosine, cosine_transform, other_sizes
+from ttapca.spectral.cosine import Cosine
+from ttapca.spectral.cosine_transform import FastCosines
 from ttapca.spectral.filter import SpectralFilter
-from ttapca.spectral.gains import Gain
 
 LARGE = (3, 128, 130)
 
 
 def images(n: int, seed: int = 1, shape: tuple[int, ...] = LARGE) -> Tensor:
+    """Noise: the correlated samples of `oracles` would take too much memory at this size."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(n, *shape, generator=generator, dtype=torch.float64)
 
@@ -79,7 +79,7 @@ def test_large_images_have_the_same_components_as_by_matrices(
     rebuilt_there = larger.add_rebuilt(images_there, found_there)
     torch.testing.assert_close(rebuilt_there, 2 * images_there)
 
-    for module in (basis_module, other_sizes):
+    for module in (cosine, other_sizes):
         monkeypatch.setattr(module, "is_fast", lambda *_: False)
     torch.testing.assert_close(found, basis.project(samples))
     torch.testing.assert_close(rebuilt, basis.add_rebuilt(samples, found[:, :30_000]))
@@ -89,10 +89,10 @@ def test_large_images_have_the_same_components_as_by_matrices(
 
 def test_when_matrices_take_over() -> None:
     large = torch.zeros(1, dtype=torch.float32)
-    assert fast_cosine.is_fast(large, LARGE)
-    assert not fast_cosine.is_fast(large, (3, 64, 64))
-    assert not fast_cosine.is_fast(large.bfloat16(), LARGE)
-    assert (fast_cosine.at_once(LARGE), fast_cosine.at_once((3, 64, 64))) == (1, None)
+    assert cosine_transform.is_fast(large, LARGE)
+    assert not cosine_transform.is_fast(large, (3, 64, 64))
+    assert not cosine_transform.is_fast(large.bfloat16(), LARGE)
+    assert (cosine_transform.at_once(LARGE), cosine_transform.at_once((3, 64, 64))) == (1, None)
     narrow = Cosine(torch.eye(3).bfloat16(), torch.arange(10), LARGE)
     assert narrow.project(torch.zeros(2, 49_920).bfloat16()).dtype == torch.bfloat16
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -111,7 +111,7 @@ def test_gradients_are_those_of_the_inverse() -> None:
 
 
 def test_what_was_made_in_inference_mode_serves_gradients() -> None:
-    fast_cosine._plan.cache_clear()
+    cosine_transform._plan.cache_clear()
     basis = Cosine(torch.eye(3), torch.arange(49_920), LARGE)
     samples = images(1, shape=(49_920,)).float()
     with torch.inference_mode():
@@ -134,22 +134,6 @@ def test_copies_follow_another_order_and_leave_what_is_kept_behind() -> None:
     assert torch.equal(basis.project(samples), found)
 
 
-class EachItsOwn(Gain):
-    """A gain for each sample, and something to subtract from each."""
-
-    keeps_rest = True
-
-    def __init__(self, gains: Tensor, away: Tensor | None) -> None:
-        super().__init__()
-        self._gains, self._away = gains, away
-
-    def forward(self, *_: object) -> Tensor:
-        return self._gains
-
-    def offset(self) -> tuple[Tensor, Tensor | None] | None:
-        return None if self._away is None else (self._away, None)
-
-
 @pytest.mark.parametrize("each", [True, False], ids=["each its own", "one for all"])
 @pytest.mark.parametrize("moved", [True, False])
 def test_one_large_image_at_a_time_is_filtered_as_all_at_once(each: bool, moved: bool) -> None:
@@ -160,7 +144,8 @@ def test_one_large_image_at_a_time_is_filtered_as_all_at_once(each: bool, moved:
         gains, away = gains[0], None if away is None else away[0]
     basis = Cosine(rotation(3), torch.arange(900), LARGE)
     mean = images(1, seed=3, shape=LARGE)[0].flatten()
-    layer = SpectralFilter(mean, basis, shape=LARGE, gain=EachItsOwn(gains, away))
+    fixed = FixedGain(gains, away=None if away is None else (away, None), keeps_rest=True)
+    layer = SpectralFilter(mean, basis, shape=LARGE, gain=fixed)
     with torch.no_grad():
         found = layer(samples)
         basis.at_once = None

@@ -11,9 +11,15 @@ from torch import Tensor
 
 from oracles import salted, scenes
 from ttapca.errors import NotEnoughDataError
-from ttapca.spectral import outliers
+from ttapca.spectral import image_statistics
 from ttapca.spectral.constants import CONSTANTS
-from ttapca.spectral.outliers import SourceOutliers, is_image, local_median, measure, shares_of
+from ttapca.spectral.image_statistics import (
+    SourceOutliers,
+    is_image,
+    local_median,
+    measure,
+    shares_of,
+)
 
 MEASURED = measure(scenes(600))
 SOURCE = SourceOutliers(MEASURED)
@@ -59,7 +65,7 @@ def test_the_local_median(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_what_strays_and_how_much(channels: int) -> None:
     some = salted(scenes(4, channels=channels, side=9), 0.05)
-    found, median = outliers.strays(some, 0.2)
+    found, median = image_statistics.strays(some, 0.2)
     expected = np.stack([slow_strays(x, 0.2) for x in some.numpy()])
     assert expected.any()
     assert not expected.all()
@@ -229,11 +235,11 @@ def test_some_images_of_a_large_batch_tell() -> None:
 
 def test_a_glance_sees_some_rows_as_the_whole_look_does() -> None:
     image = salted(scenes(1, seed=3, side=97), 0.05)
-    found = outliers.strays_at_a_glance(image, 0.2)
-    rows = [first + row for first in (0, 40, 80) for row in range(1, outliers.STRIP - 1)]
+    found = image_statistics.strays_at_a_glance(image, 0.2)
+    rows = [first + row for first in (0, 40, 80) for row in range(1, image_statistics.STRIP - 1)]
     whole = image[0].numpy()
     distance = np.abs(whole - slow_medians(whole))[:, rows]
-    noise = sorted(distance.flatten()[:: distance.size // outliers.NOISE_VALUES | 1])
+    noise = sorted(distance.flatten()[:: distance.size // image_statistics.NOISE_VALUES | 1])
     limit = max(0.2, CONSTANTS.stray_deviations * 1.4826 * noise[(len(noise) - 1) // 2])
     assert np.array_equal(found[0], distance > limit)
     assert 0.02 < shares_of(found)[0, 0] < 0.09
@@ -246,7 +252,7 @@ def test_large_images_are_looked_at_in_whole_only_if_a_glance_finds_something(
     clean, hit = scenes(3, seed=3, side=128), salted(scenes(3, seed=3, side=128), 0.04)
     found, share = source.repaired(hit)
     with monkeypatch.context() as patch:
-        patch.setattr(outliers, "LARGE", 10**9)
+        patch.setattr(image_statistics, "LARGE", 10**9)
         expected, expected_share = source.repaired(hit)
         assert source.repaired(clean)[0] is clean
     assert torch.equal(found, expected)
@@ -256,7 +262,7 @@ def test_large_images_are_looked_at_in_whole_only_if_a_glance_finds_something(
     def never(*_: object) -> None:
         raise AssertionError("looked at the whole")
 
-    monkeypatch.setattr(outliers, "strays", never)
+    monkeypatch.setattr(image_statistics, "strays", never)
     found, share = source.repaired(clean)
     assert found is clean
     assert share < 0.01
@@ -271,4 +277,4 @@ def test_the_noise_of_a_large_image_is_that_of_some_of_its_values() -> None:
     limit = CONSTANTS.stray_deviations * 1.4826 * float(distance.median())
     hit = image.clone()
     hit[0, 0, 20, 20], hit[0, 1, 30, 30] = 1.3 * limit, 0.7 * limit
-    assert outliers.strays(hit, 0.1)[0].nonzero().tolist() == [[0, 0, 20, 20]]
+    assert image_statistics.strays(hit, 0.1)[0].nonzero().tolist() == [[0, 0, 20, 20]]

@@ -1,4 +1,4 @@
-"""The PCA of an affine layer's output, computed and applied in the space of its input.
+"""A basis on an affine layer's input: the PCA of its output, computed and applied before it.
 
 Let the layer be A = W u + b with u of q numbers and A of p. For the first convolution of an image
 network q is far smaller than p (3 x 32 x 32 against 16 x 32 x 32), and nothing of size p is needed:
@@ -9,8 +9,8 @@ network q is far smaller than p (3 x 32 x 32 against 16 x 32 x 32), and nothing 
 - the components of A are (u - mean) P with P = R U, and scaling them by gains and going back is
   u' = mean + (components * gains) B^T with B = R^-T U, followed by the layer itself: W u' + b.
 
-Where W is rank-deficient, the eigenvectors of G with eigenvalue zero are dropped: the layer does
-not see these directions, so they need no filter.
+If W is rank-deficient, the eigenvectors of G with eigenvalue zero are dropped: the layer does not
+see these directions, so they need no filter.
 
 With fewer samples than inputs, `InputGram` needs no q x q matrix either. Let the centred inputs be
 the rows of X, and Z = X W^T W, which takes the layer there and back once for each sample:
@@ -26,17 +26,20 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ttapca.spectral.moments import Moments, finite_samples
-from ttapca.spectral.outliers import is_image
+from ttapca.errors import AttachError
+from ttapca.spectral.basis import MatrixBasis, TensorForm
 from ttapca.spectral.pca import (
     Decomposition,
+    Moments,
     check_sample_count,
     choose_components,
     eigh_descending,
+    finite_samples,
     products_about_mean,
     signs,
     total_variance,
@@ -57,33 +60,96 @@ CHOLESKY_PIVOT_RATIO = 1e-4
 # Eigenvalues of G below this fraction of the largest one are rounding, not directions of W.
 NULL_DIRECTION = 1e-13
 
+# The first columns of a folded basis are checked against the layer's weights, and this is how far
+# they may be from orthonormal: a bfloat16 copy of the weights passes, other weights do not.
+PROBED_COLUMNS = 16
+SAME_WEIGHTS = 0.05
+
+ROWS = 256  # samples that are converted to float64 at a time
+
+
+class Folded(MatrixBasis):
+    """Components of an affine layer's output, in the space of its input.
+
+    Its two matrices of shape (q, components) are P and B.
+    """
+
+    at_input = True
+    sides = (True,)
+    routes = ("folded", "gram")
+    file_names: ClassVar[dict[str, str]] = {
+        "to_components": "project",
+        "from_components": "rebuild",
+    }
+    of_weights = True
+
+    def lengths(self) -> Tensor:
+        """See `Basis`: its components have length 1 in the layer's output only."""
+        return self.from_components.double().square().sum(0)
+
+    def check_layer(
+        self, layer: nn.Module, name: str, shape: tuple[int, ...], output_size: int
+    ) -> None:
+        """Raise unless the layer is affine and has the weights of the fit."""
+        if not is_affine(layer):
+            raise AttachError(
+                "A folded filter goes on the input of an affine layer without hooks; "
+                f"`{name}` is a {type(layer).__name__} that has hooks or is not affine. "
+                "Fit the filter on this model."
+            )
+        columns = self.from_components[:, :PROBED_COLUMNS].to("cpu", torch.float64)
+        try:
+            vectors = LinearPart(layer, shape).apply(columns.T)  # rows of V^T
+        except RuntimeError as error:
+            raise AttachError(
+                f"The filter was fitted on a layer that takes samples of shape {shape}; "
+                f"`{name}` cannot take them: {error}. Fit a filter on this model."
+            ) from error
+        # With the weights of the fit, the layer maps these columns to orthonormal ones.
+        gram = vectors @ vectors.T
+        away = (gram - torch.eye(len(gram), dtype=torch.float64)).abs().max()
+        if vectors.shape[1] != output_size or not away < SAME_WEIGHTS:
+            raise AttachError(
+                f"A folded filter belongs to the weights it was fitted on; those of `{name}` "
+                "are others. Fit the filter on this model."
+            )
+
+    @classmethod
+    def forms(cls, shape: tuple[int, ...], n_components: int) -> dict[str, TensorForm]:
+        """See `Basis`."""
+        return dict.fromkeys(cls.file_names.values(), TensorForm((math.prod(shape), n_components)))
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class InputPCA(Decomposition):
+class FoldedPCA(Decomposition):
     """The PCA of an affine layer's output, in the space of its input.
 
     Mean and samples are those of the input; singular values and variances those of the output.
-
-    Attributes:
-        project: P, from centred input to components, with arbitrary signs, shape (q, components).
-        rotation: U, shape (rank of W, components).
     """
 
-    project: Tensor
-    rotation: Tensor
+    project: Tensor  # P, from centred input to components, shape (q, components)
+    rebuild: Tensor  # B, from components to input, shape (q, components)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class InputPCA(Decomposition):
+    """The same without B, which takes memory: P has arbitrary signs, and U leads to B."""
+
+    project: Tensor  # P, shape (q, components)
+    rotation: Tensor  # U, shape (rank of W, components)
 
     def both_ways(self, linear: LinearPart) -> tuple[Tensor, Tensor]:
-        """Give P the signs that V = W B shall have, in place, and return P and B of its shape."""
+        """Give P the signs for V = W B, in place, and return P and B of its shape."""
         rebuild = linear.factor[1](self.rotation)
         sign = linear.signs_of(rebuild)
         return self.project.mul_(sign), rebuild.mul_(sign)
 
 
 class LinearPart:
-    """The map W u + b of an affine layer (see `is_affine`), in float64; the layer is not touched.
+    """The map W u + b of an affine layer, in float64; the layer is not touched.
 
     Args:
-        layer: The layer.
+        layer: The layer; see `is_affine`.
         input_shape: Shape of one sample of its input.
     """
 
@@ -93,6 +159,7 @@ class LinearPart:
         self.input_shape = input_shape
         self.input_size = math.prod(input_shape)
         self.output_size = self._twin(torch.zeros(1, *input_shape, dtype=torch.float64)).numel()
+        self.chunk = max(1, CHUNK_NUMBERS // self.output_size)  # samples to work on at a time
 
     @torch.no_grad()
     def apply(self, inputs: Tensor) -> Tensor:
@@ -109,14 +176,25 @@ class LinearPart:
 
     def signs_of(self, columns: Tensor) -> Tensor:
         """Return the `signs` of W times columns, (q, n) to (n,)."""
-        some = max(1, CHUNK_NUMBERS // self.output_size)
-        parts = torch.split(columns, some, dim=1)  # the product as a whole may be too large
+        parts = torch.split(columns, self.chunk, dim=1)  # the whole product may be too large
         return torch.cat([signs(self.apply(part.T).T) for part in parts])
 
     @functools.cached_property
     def factor(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """The result of `factor` for W^T W."""
-        return factor(self._gram())
+        """R of G = W^T W = R R^T, shape (q, rank), and a function that multiplies by R^-T.
+
+        It takes (rank, n) to (q, n), by the pseudo-inverse if W is rank-deficient.
+        """
+        gram = self._gram()
+        lower, failed = torch.linalg.cholesky_ex(gram)
+        pivots = lower.diagonal()
+        if not failed and pivots.min() > CHOLESKY_PIVOT_RATIO * pivots.max():
+            return lower, lambda some: torch.linalg.solve_triangular(lower.T, some, upper=True)
+        eigenvalues, vectors = eigh_descending(gram)
+        # At least one direction stays: a layer of zeros is then reported as constant activations.
+        rank = max(1, int((eigenvalues > NULL_DIRECTION * eigenvalues[0]).sum()))
+        scale, directions = eigenvalues[:rank].sqrt(), vectors[:, :rank]
+        return directions * scale, lambda some: directions / scale @ some
 
     def gram_rows(self, rows: Tensor) -> Tensor:
         """Multiply by W^T W: rows of (n, q) to rows of (n, q)."""
@@ -129,9 +207,8 @@ class LinearPart:
 
     def _gram(self) -> Tensor:
         gram = torch.empty(self.input_size, self.input_size, dtype=torch.float64)
-        rows = max(1, CHUNK_NUMBERS // self.output_size)
-        for start in range(0, self.input_size, rows):
-            stop = min(start + rows, self.input_size)
+        for start in range(0, self.input_size, self.chunk):
+            stop = min(start + self.chunk, self.input_size)
             unit = torch.zeros(stop - start, self.input_size, dtype=torch.float64)
             unit[:, start:stop].fill_diagonal_(1.0)
             gram[start:stop] = self.gram_rows(unit)
@@ -141,53 +218,12 @@ class LinearPart:
 def is_affine(layer: nn.Module) -> bool:
     """Return whether a layer's output is an affine function of its input, judging by its type.
 
-    A subclass may override `forward`, and a hook may change what goes in or comes out, so neither
-    counts as affine.
+    A subclass may override `forward`, and a hook may change input or output, so neither counts as
+    affine.
     """
     # nn.Module offers no public way to ask whether a hook is there.
     hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
     return type(layer) in AFFINE and not hooked
-
-
-def acts_on_input(
-    layer: nn.Module,
-    input_shape: tuple[int, ...] | None,
-    output_shape: tuple[int, ...],
-    data_shape: tuple[int, ...] | None = None,
-) -> bool:
-    """Return whether a filter should act on a layer's input.
-
-    It should if the layer is affine and its input either is smaller than its output, or is the
-    images that the model is given: there cosines serve where no matrix does, and single pixels that
-    have gone wrong can be seen. The patch embedding of a transformer is such a layer, whose output
-    is not larger than the images.
-
-    Args:
-        layer: The layer.
-        input_shape: Shape of one sample of its input; None if that is not a single tensor.
-        output_shape: Shape of one sample of its output.
-        data_shape: Shape of one sample of what the model is given, where that is known.
-
-    Example:
-        >>> patches = nn.Conv2d(3, 768, 16, stride=16)
-        >>> image = (3, 224, 224)
-        >>> acts_on_input(patches, image, (768, 14, 14), image)
-        True
-        >>> acts_on_input(nn.Linear(768, 768), (196, 768), (196, 768), image)
-        False
-    """
-    if input_shape is None or not is_affine(layer):
-        return False
-    smaller = math.prod(input_shape) < math.prod(output_shape)
-    return smaller or takes_images(input_shape, data_shape)
-
-
-def takes_images(input_shape: tuple[int, ...] | None, data_shape: tuple[int, ...] | None) -> bool:
-    """Return whether what a layer is given is the images that the model is given.
-
-    Judged by the shape alone: a layer before it may have normalised them.
-    """
-    return input_shape == data_shape and is_image(input_shape)
 
 
 @torch.no_grad()
@@ -211,24 +247,6 @@ def fold(moments: Moments, linear: LinearPart, n_components: int | float | None)
     )
 
 
-def factor(gram: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Factor a positive semi-definite G = R R^T, shape (q, q).
-
-    Returns:
-        R, shape (q, rank), and a function that multiplies by R^-T or its pseudo-inverse, (rank, n)
-        to (q, n).
-    """
-    lower, failed = torch.linalg.cholesky_ex(gram)
-    pivots = lower.diagonal()
-    if not failed and pivots.min() > CHOLESKY_PIVOT_RATIO * pivots.max():
-        return lower, lambda columns: torch.linalg.solve_triangular(lower.T, columns, upper=True)
-    eigenvalues, vectors = eigh_descending(gram)
-    # At least one direction stays: a layer of zeros is then reported as constant activations.
-    rank = max(1, int((eigenvalues > NULL_DIRECTION * eigenvalues[0]).sum()))
-    scale, directions = eigenvalues[:rank].sqrt(), vectors[:, :rank]
-    return directions * scale, lambda columns: directions / scale @ columns
-
-
 def _float64_copy(layer: nn.Module, *, bias: bool) -> nn.Module:
     """Return a copy on the CPU; no random numbers are drawn for it."""
     twin = copy.copy(layer)
@@ -240,24 +258,8 @@ def _float64_copy(layer: nn.Module, *, bias: bool) -> nn.Module:
     return twin
 
 
-ROWS = 256  # samples that are converted to float64 at a time
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FoldedPCA(Decomposition):
-    """The PCA of an affine layer's output, in the space of its input, both ways.
-
-    Attributes:
-        project: P, from centred input to components, shape (q, components).
-        rebuild: B, from components to input, shape (q, components).
-    """
-
-    project: Tensor
-    rebuild: Tensor
-
-
 class InputGram:
-    """All products of the outputs of two samples, given the samples' inputs."""
+    """All products of two samples' outputs, computed from their inputs."""
 
     @torch.no_grad()
     def __init__(self, batches: Iterable[Tensor], linear: LinearPart) -> None:
@@ -270,12 +272,10 @@ class InputGram:
         self._mean = self._inputs.mean(0, dtype=torch.float64)
         self._there_and_back = torch.empty(self._inputs.shape, dtype=torch.float64)  # Z
         self._products = torch.empty(self.count, self.count, dtype=torch.float64)
-        step = max(1, CHUNK_NUMBERS // linear.output_size)
-        for start in range(0, self.count, step):
-            some = slice(start, start + step)
+        chunks = [slice(i, i + linear.chunk) for i in range(0, self.count, linear.chunk)]
+        for some in chunks:
             self._there_and_back[some] = linear.gram_rows(self._inputs[some] - self._mean)
-        for start in range(0, self.count, step):
-            some = slice(start, start + step)
+        for some in chunks:
             centred = self._inputs[some] - self._mean
             torch.mm(centred, self._there_and_back.T, out=self._products[some])
 
@@ -296,7 +296,7 @@ class InputGram:
         weights[kept] = vectors - vectors.mean(0)
         rebuild = self._times_inputs(weights)
         project = self._there_and_back.T @ weights
-        # B^T P is s^2 up to rounding, which grows where singular values are small.
+        # B^T P is s^2 up to rounding, which grows as singular values get small.
         lower = torch.linalg.cholesky(rebuild.T @ project)
         for matrix in (rebuild, project):
             matrix.copy_(torch.linalg.solve_triangular(lower, matrix.T, upper=False).T)

@@ -1,14 +1,20 @@
-"""Single pixels that have gone wrong: find them, and replace them by the median around them.
+"""Pixels and their neighbours: outliers, which are repaired, and the texture of images.
 
-No linear filter removes impulses such as salt and pepper: it spreads them over their neighbours. A
-median does. But a median also removes detail, so it is applied only to values that stray far from
-the median of their 3 x 3 neighbourhood, and only where there are clearly more of these than source
-images have. Everything is measured on source images, in their own units.
+**Outliers.** No linear filter removes impulses such as salt and pepper: it spreads them over their
+neighbours. A median does. But a median also removes detail, so it is applied only to values that
+stray far from the median of their 3 x 3 neighbourhood, and only to images that have clearly more of
+these than source images have. Everything is measured on source images, in their own units.
 
-A value *strays* if its distance to the local median is beyond what one in a thousand values of most
-source images has, and beyond some standard deviations of the image's own noise. Texture
-strays, too, but mostly in all colours at once. An impulse hits one channel, so pixels where exactly
-one channel strays tell outliers from texture even in a single image.
+A value *strays* if its distance to the local median is beyond that of one in a thousand values of
+most source images, and beyond some standard deviations of the image's own noise. Texture strays,
+too, but mostly in all colours at once. An impulse hits one channel, so pixels with exactly one
+channel that strays tell outliers from texture even in a single image.
+
+**Textures.** Band energies say how much detail an image has, but not of which kind: noise, the
+blocks of a compressed image and sharp edges can have the same energy. They differ in how the
+differences of neighbouring pixels are distributed. Noise has many medium ones, edges and blocks few
+large ones. So for several kinds of differences three averages of their size are kept. The first
+looks at small differences most, and the last at large ones. They hardly depend on the subject.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from ttapca.support.tensors import at_least_float32
 # A median absolute deviation times this is the standard deviation of normal noise.
 NORMAL = 1.4826
 
-# So many images of a batch, evenly spread, tell whether it has outliers.
+# Images of a batch, evenly spread, that tell whether it has outliers.
 LOOKED_AT = 64
 LOOKED_AT_VALUES = 2**21  # and of large images fewer: 13 of 3 x 224 x 224
 # Of large images, strips are looked at first, and all of an image only if more values stray in its
@@ -36,13 +42,18 @@ LARGE = 128 * 128  # pixels
 STRIP = 10  # rows of a strip
 EVERY = 40  # rows from the beginning of one strip to that of the next
 GLANCED = 0.5
-# So many values of an image, evenly spread, tell its noise.
+# Values of an image, evenly spread, that tell its noise.
 NOISE_VALUES = 2**12
 # Batches that are drawn for one batch size, and the seed they are drawn with.
 DRAWS = 512
 SEED = 0
 # Numbers that are worked on at once, so that they stay in the processor's cache.
 TOGETHER = 2**16
+
+# Distances of pixels that are compared for textures, along rows and along columns.
+DISTANCES = (1, 2)
+# Three averages for each distance and direction, and for the curvature.
+TEXTURES = 3 * (2 * len(DISTANCES) + 1)
 
 LEAST_SIDE = 5
 MOST_CHANNELS = 4
@@ -66,10 +77,7 @@ def is_image(shape: Sequence[int] | None) -> bool:
 def local_median(images: Tensor) -> Tensor:
     """Return the median of the 3 x 3 neighbourhood of every value, each channel by itself.
 
-    At the border, the image is continued by its outermost values.
-
-    Args:
-        images: Shape (batch, channels, height, width).
+    At the border, images of (batch, channels, height, width) go on with their outermost values.
 
     Example:
         >>> image = torch.zeros(1, 1, 5, 5)
@@ -81,26 +89,18 @@ def local_median(images: Tensor) -> Tensor:
 
 
 def _median_within(padded: Tensor) -> Tensor:
-    """Return the local median of all values that are not at the border."""
+    """Return the local median of all values but those at the border."""
     # Sort every column of three. The median of nine is then the median of the largest low value,
     # the median middle value and the smallest high value (Smith, 1996).
-    low, middle, high = _sorted(padded[..., :-2, :], padded[..., 1:-1, :], padded[..., 2:, :])
-    largest_low = torch.maximum(
-        torch.maximum(low[..., :-2], low[..., 1:-1]),
-        low[..., 2:],
-    )
-    smallest_high = torch.minimum(
-        torch.minimum(high[..., :-2], high[..., 1:-1]),
-        high[..., 2:],
-    )
+    above, below = padded[..., :-2, :], padded[..., 2:, :]
+    lower = torch.minimum(above, padded[..., 1:-1, :])
+    upper = torch.maximum(above, padded[..., 1:-1, :])
+    middle = torch.clamp(below, lower, upper)
+    low, high = torch.minimum(lower, below), torch.maximum(upper, below)
+    largest_low = torch.maximum(torch.maximum(low[..., :-2], low[..., 1:-1]), low[..., 2:])
+    smallest_high = torch.minimum(torch.minimum(high[..., :-2], high[..., 1:-1]), high[..., 2:])
     middle = _median_of_three(middle[..., :-2], middle[..., 1:-1], middle[..., 2:])
     return _median_of_three(largest_low, middle, smallest_high)
-
-
-def _sorted(one: Tensor, two: Tensor, three: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    lower, upper = torch.minimum(one, two), torch.maximum(one, two)
-    middle = torch.clamp(three, lower, upper)
-    return torch.minimum(lower, three), middle, torch.maximum(upper, three)
 
 
 def _median_of_three(one: Tensor, two: Tensor, three: Tensor) -> Tensor:
@@ -109,16 +109,9 @@ def _median_of_three(one: Tensor, two: Tensor, three: Tensor) -> Tensor:
 
 @torch.no_grad()
 def strays(images: Tensor, floor: float, constants: Constants = CONSTANTS) -> tuple[Tensor, Tensor]:
-    """Find the values that stray from their local median.
+    """Return whether each value strays from its local median, and the medians; without gradients.
 
-    Args:
-        images: Shape (batch, channels, height, width).
-        floor: The smallest distance that counts.
-        constants: See `ttapca.spectral.constants`.
-
-    Returns:
-        Whether each value strays, and the local medians, both of the shape of the images. There are
-        no gradients. NaN does not stray.
+    Distances count from `floor` on. NaN does not stray. All have the shape of the images.
     """
     precise = at_least_float32(images)
     median = local_median(precise)
@@ -151,15 +144,9 @@ def _is_far(images: Tensor, median: Tensor, floor: float, constants: Constants) 
 
 @torch.no_grad()
 def strays_at_a_glance(images: Tensor, floor: float, constants: Constants = CONSTANTS) -> Tensor:
-    """Find the values that stray in strips of each image, as `strays` does.
+    """Return whether each value within strips of the images strays; see `strays`.
 
-    Args:
-        images: Shape (batch, channels, height, width), at least `STRIP` rows.
-        floor: The smallest distance that counts.
-        constants: See `ttapca.spectral.constants`.
-
-    Returns:
-        Whether each value within the strips strays, shape (batch, channels, rows, width).
+    Images have at least `STRIP` rows. Shape (batch, channels, rows within strips, width).
     """
     batch, channels, _, width = images.shape
     strips = images.unfold(2, STRIP, EVERY).permute(0, 2, 1, 4, 3)  # (batch, strips, channels, ...)
@@ -176,11 +163,8 @@ def strays_at_a_glance(images: Tensor, floor: float, constants: Constants = CONS
 def shares_of(stray: Tensor) -> Tensor:
     """Return two shares of each image: values that stray, and pixels with exactly one of them.
 
-    Args:
-        stray: Booleans, shape (batch, channels, height, width).
-
-    Returns:
-        Shape (batch, 2), float64. For images of one channel, both are the same.
+    Shape (batch, channels, height, width) to (batch, 2), float64. For images of one channel, both
+    are the same.
 
     Example:
         >>> stray = torch.zeros(1, 2, 5, 5, dtype=torch.bool)
@@ -199,14 +183,11 @@ def shares_of(stray: Tensor) -> Tensor:
 
 
 def measure(images: Tensor) -> Tensor | None:
-    """Measure on source images what is needed to tell outliers from texture.
-
-    Args:
-        images: Shape (images, channels, height, width), at least two.
+    """Measure source images, at least two, so that outliers can be told from texture.
 
     Returns:
         For each image the distance to the local median that one value in a thousand exceeds, and
-        its two shares (see `shares_of`): shape (images, 3), float32. None where most images do not
+        its two shares (see `shares_of`): shape (images, 3), float32. None if most images do not
         vary at all.
     """
     distances = torch.cat([_rare_distance(part) for part in _parts(images)])
@@ -218,7 +199,7 @@ def measure(images: Tensor) -> Tensor | None:
 
 
 def floor_of(distances: Tensor, constants: Constants = CONSTANTS) -> float:
-    """Return the smallest distance that counts, given the first column of what was measured."""
+    """Return the smallest distance that counts, given the first column from `measure`."""
     return float(torch.quantile(distances.to("cpu", torch.float64), constants.stray_images))
 
 
@@ -235,14 +216,11 @@ def _parts(images: Tensor) -> Iterator[Tensor]:
 
 
 class SourceOutliers:
-    """Knows how many values of source images stray, and repairs batches where more of them do.
+    """Knows how many values of source images stray, and repairs batches with more of them.
 
     Args:
-        measured: What `measure` returned.
+        measured: The result of `measure`, of at least two images.
         constants: See `ttapca.spectral.constants`.
-
-    Raises:
-        NotEnoughDataError: There are fewer than two source images.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -267,7 +245,7 @@ class SourceOutliers:
         known = measured.detach().to("cpu", torch.float64)
         self.floor = floor_of(known[:, 0], constants)
         self.shares = known[:, 1:]
-        # Images with no more stay as they are: where conditions are mixed, most of the clean ones.
+        # Images with no more stay as they are: if conditions are mixed, most of the clean ones.
         self._ordinary = torch.quantile(self.shares, 1 - constants.rare, dim=0)
         # One odd image does not make a batch: in a batch, it counts for at most this.
         self._most = constants.beyond * self._ordinary.clamp(min=constants.stray_share)
@@ -280,20 +258,19 @@ class SourceOutliers:
     def limit(self, size: int) -> Tensor:
         """Return how large `mean_shares` may be in a batch of this size, shape (2,)."""
         if size not in self._limits:
+            rare = self._ordinary if size == 1 else self._rare(size)
             least = self._constants.stray_share
-            self._limits[size] = self._constants.beyond * self._rare(size).clamp(min=least)
+            self._limits[size] = self._constants.beyond * rare.clamp(min=least)
         return self._limits[size]
 
     def _rare(self, size: int) -> Tensor:
-        """Return the shares that only few source batches exceed."""
-        if size == 1:
-            return torch.quantile(self.shares, 1 - self._constants.rare, dim=0)
+        """Return the shares that only few source batches exceed, by draws of such batches."""
         images = len(self.shares)
         generator = torch.Generator().manual_seed(SEED)
         chosen = torch.randint(images, (DRAWS, size), generator=generator)
         means = self.mean_shares(self.shares[chosen])  # (draws, 2)
         usual = means.mean(0)
-        # The images are a sample themselves: what they tell about the source varies, too.
+        # The images are a sample themselves, so their shares vary, too.
         away = torch.quantile(means, 1 - self._constants.rare, dim=0) - usual
         return usual + away * math.sqrt(1 + size / images)
 
@@ -302,52 +279,45 @@ class SourceOutliers:
 
         A batch like those of the source is returned as it is. Up to `LOOKED_AT` of its images, or
         `LOOKED_AT_VALUES` of their values, evenly spread, decide; of large images often strips.
-
-        Args:
-            images: Shape (batch, channels, height, width), at least one; not written into.
         """
         mended, [share] = self.repaired_each(images, [len(images)])
         return mended, share
 
     def repaired_each(self, images: Tensor, sizes: Sequence[int]) -> tuple[Tensor, list[float]]:
-        """Do what `repaired` does for several batches, and return them and the share of each.
+        """Repair several batches of these sizes, one after the other, each as `repaired` does.
 
-        Args:
-            images: Those of all batches, one batch after the other.
-            sizes: How many images each batch has, at least one.
+        Returns:
+            The images of all batches, and the share of values astray of each batch.
         """
         most = max(1, min(LOOKED_AT, LOOKED_AT_VALUES // images[0].numel()))
         batches = torch.split(images, list(sizes))
         looks = [batch[:: math.ceil(len(batch) / most)] for batch in batches]
-        finders: list[tuple[Finder, float]] = [(_strays, 1.0)]
-        if images.shape[2] * images.shape[3] >= LARGE and images.shape[2] >= STRIP:
+        finders: list[tuple[Finder, float]] = [(lambda *given: strays(*given)[0], 1.0)]
+        if _has_strips(images):
             finders.insert(0, (strays_at_a_glance, GLANCED))
-        astray, shares = [True] * len(looks), [0.0] * len(looks)
+        suspects, shares = list(range(len(looks))), [0.0] * len(looks)
         for find, part in finders:
-            suspects = [number for number, suspect in enumerate(astray) if suspect]
-            found = self._too_many(find, [looks[number] for number in suspects], part)
-            for number, (many, share) in zip(suspects, found, strict=True):
-                astray[number], shares[number] = many, share
-        if not any(astray):
+            found = self._shares(find, [looks[number] for number in suspects])
+            suspected, suspects = suspects, []
+            for number, own in zip(suspected, found, strict=True):
+                shares[number] = float(own[:, 0].mean())
+                if bool((self.mean_shares(own) > part * self.limit(len(own))).any()):
+                    suspects.append(number)
+        if not suspects:
             return images, shares
         parts = [
-            self._mended(part) if mend else part
-            for batch, mend in zip(batches, astray, strict=True)
+            self._mended(part) if number in suspects else part
+            for number, batch in enumerate(batches)
             for part in _parts(batch)
         ]
         return torch.cat(parts), shares
 
     def repaired_alike(self, images: Tensor, each: int) -> Tensor:
-        """Do what `repaired_each` does, by the same operations whatever the images: for exporters.
-
-        Args:
-            images: As many of each batch, one batch after the other.
-            each: How many.
-        """
+        """Repair batches of `each` images, by the same operations for all images: for exporters."""
         median = local_median(images)
         stray = _is_far(images, median, self.floor, self._constants)
         astray = self._many_alike(stray, each, 1.0)
-        if images.shape[2] * images.shape[3] >= LARGE and images.shape[2] >= STRIP:
+        if _has_strips(images):
             glanced = strays_at_a_glance(images, self.floor, self._constants)
             astray = astray & self._many_alike(glanced, each, GLANCED)
         shares = shares_of(stray)
@@ -362,25 +332,14 @@ class SourceOutliers:
             shares = torch.minimum(shares, self._most.to(shares))
         return (shares.mean(1) > part * self.limit(each).to(shares)).any(1)
 
-    def _too_many(
-        self, find: Finder, looks: Sequence[Tensor], part: float
-    ) -> list[tuple[bool, float]]:
-        """Return for each of some batches whether more values stray than this part of the limit.
-
-        And which share of its values does.
-        """
+    def _shares(self, find: Finder, looks: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the shares of the images of each of some batches, on the CPU."""
         if not looks:
             return []
         together = looks[0] if len(looks) == 1 else torch.cat(list(looks))
         found = [find(some, self.floor, self._constants) for some in _parts(together)]
         shares = torch.cat([shares_of(each) for each in found]).cpu()
-        return [
-            (
-                bool((self.mean_shares(own) > part * self.limit(len(own))).any()),
-                float(own[:, 0].mean()),
-            )
-            for own in torch.split(shares, [len(look) for look in looks])
-        ]
+        return torch.split(shares, [len(look) for look in looks])
 
     def _mended(self, images: Tensor) -> Tensor:
         stray, median = strays(images, self.floor, self._constants)
@@ -388,5 +347,50 @@ class SourceOutliers:
         return torch.where(stray & unusual.view(-1, 1, 1, 1), median.to(images.dtype), images)
 
 
-def _strays(images: Tensor, floor: float, constants: Constants) -> Tensor:
-    return strays(images, floor, constants)[0]
+def _has_strips(images: Tensor) -> bool:
+    return images.shape[2] * images.shape[3] >= LARGE and images.shape[2] >= STRIP
+
+
+@torch.no_grad()
+def textures(images: Tensor) -> Tensor:
+    """Return three averages of the size of each kind of difference between near pixels.
+
+    Colours are averaged first. The kinds are differences along rows and columns for each of
+    `DISTANCES`, and the curvature: four times a pixel less its four neighbours. The averages are
+    the squared mean of square roots, the mean, and the root of the mean square.
+
+    Images have at least 5 x 5 pixels. The result has the shape (batch, `TEXTURES`), is never
+    negative, and is in the units of the images.
+
+    Example:
+        >>> stripes = torch.tensor([0.0, 1.0] * 3).expand(1, 1, 6, 6)
+        >>> [round(value, 2) for value in textures(stripes)[0].tolist()]
+        [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 2.0]
+    """
+    precise = torch.promote_types(images.dtype, torch.float32)
+    return torch.cat([_textures(part.mean(1, dtype=precise)) for part in _parts(images)])
+
+
+def _textures(grey: Tensor) -> Tensor:
+    """Return the averages for images without colours, (batch, height, width)."""
+    found = list(_differences(grey))
+    # One table for all kinds, zero beyond their ends: of small images, each step takes its time.
+    table = grey.new_zeros(len(found), *grey.shape)
+    for each, difference in zip(table, found, strict=True):
+        each[:, : difference.shape[1], : difference.shape[2]] = difference
+    size = table.abs_().flatten(2)  # (kinds, batch, pixels)
+    count = grey.new_tensor([each[0].numel() for each in found])[:, None]
+    root_mean_square = torch.linalg.vector_norm(size, dim=2) / count.sqrt()
+    mean = size.sum(2) / count
+    mean_root = size.sqrt_().sum(2) / count
+    averages = torch.stack([mean_root.square(), mean, root_mean_square], 2)
+    return averages.transpose(0, 1).flatten(1)
+
+
+def _differences(grey: Tensor) -> Iterator[Tensor]:
+    for distance in DISTANCES:
+        yield grey[..., distance:] - grey[..., :-distance]
+        yield grey[..., distance:, :] - grey[..., :-distance, :]
+    across = grey[..., 1:-1, :-2] + grey[..., 1:-1, 2:]
+    along = grey[..., :-2, 1:-1] + grey[..., 2:, 1:-1]
+    yield 4 * grey[..., 1:-1, 1:-1] - across - along

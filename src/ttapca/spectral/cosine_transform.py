@@ -1,13 +1,14 @@
-"""The cosines of large images by fast Fourier transforms, in a third of the time of matrices.
+"""The two-dimensional cosine transform (DCT-II, orthonormal) of images: by matrices, and faster.
 
-Makhoul ("A fast cosine transform in one and two dimensions", 1980): put every second pixel of a row
-first, and the others behind them in reverse. The real part of the Fourier transform of these
-pixels, turned by up to a quarter of a wave, is the cosine transform of the row. So is the imaginary
-part, counted from the end: half of the Fourier transform has all cosines of the row. Along columns
-the numbers are complex; there a cosine is the sum of two of them, one counted from the end.
+Large images take Fourier transforms instead, a third of the time of matrices. Makhoul ("A fast
+cosine transform in one and two dimensions", 1980): put every second pixel of a row first, and the
+others behind them in reverse. The real part of the Fourier transform of these pixels, turned by up
+to a quarter of a wave, is the cosine transform of the row. So is the imaginary part, counted from
+the end: half of the Fourier transform has all cosines of the row. Along columns the numbers are
+complex; there a cosine is the sum of two of them, one counted from the end.
 
-No cosine is put in order here: the table that Fourier transforms leave has all of them, and who
-knows in what order they are wanted knows their places in it.
+Cosines are not sorted here: the table that Fourier transforms leave has all of them, and the caller
+knows the places in it of those that it wants.
 """
 
 from __future__ import annotations
@@ -20,8 +21,49 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+LONGEST = 4096  # pixels of a side; its matrix has 128 MB
+
 # Pixels from which Fourier transforms are quicker than matrices.
 LARGE = 128 * 128
+
+
+def has_cosines(shape: Sequence[int]) -> bool:
+    """Return whether samples of this shape are images or maps, with sides that have a matrix."""
+    return len(shape) == 3 and max(shape) <= LONGEST
+
+
+def dct_matrix(size: int) -> Tensor:
+    """Return the orthonormal DCT-II as a matrix: row k is the k-th cosine, shape (size, size)."""
+    place = torch.arange(size, dtype=torch.float64)
+    cosines = torch.cos(math.pi / size * (place + 0.5) * place[:, None])
+    cosines *= math.sqrt(2 / size)
+    cosines[0] /= math.sqrt(2)
+    return cosines
+
+
+def dct_coefficients(images: Tensor, height: Tensor, width: Tensor) -> Tensor:
+    """Return the two-dimensional DCT of images (..., H, W), given the matrices for H and W."""
+    return height @ (images @ width.T)
+
+
+def dct_images(coefficients: Tensor, height: Tensor, width: Tensor) -> Tensor:
+    """Invert `dct_coefficients`."""
+    return height.T @ (coefficients @ width)
+
+
+def coefficients_of(images: Tensor, rotation: Tensor, height: Tensor, width: Tensor) -> Tensor:
+    """Return all coefficients of images whose channels are rotated.
+
+    Shape (batch, C, H, W) to (batch, C H W); the rotation is (C, C), the matrices as above.
+    """
+    coefficients = dct_coefficients(images, height, width).flatten(2)
+    return (rotation.T @ coefficients).flatten(1)
+
+
+def images_of(coefficients: Tensor, rotation: Tensor, height: Tensor, width: Tensor) -> Tensor:
+    """Invert `coefficients_of`: both have the shape (batch, C, H, W)."""
+    channels = rotation @ coefficients.flatten(2)
+    return dct_images(channels.reshape(coefficients.shape), height, width)
 
 
 def is_fast(numbers: Tensor, shape: Sequence[int]) -> bool:
@@ -35,8 +77,8 @@ def is_fast(numbers: Tensor, shape: Sequence[int]) -> bool:
 def at_once(shape: Sequence[int]) -> int | None:
     """Return how many images of (C, H, W) to work on at a time; None for a whole batch.
 
-    What is computed for one large image on the way fits in the processor's cache. That of a batch
-    does not, and takes about twice as long.
+    The intermediate results of one large image fit in the processor's cache. Those of a batch do
+    not, and take about twice as long.
     """
     return 1 if shape[-2] * shape[-1] >= LARGE else None
 
@@ -54,7 +96,7 @@ def transform_cost(height: int, width: int) -> int:
 
 
 class FastCosines:
-    """Leads from images to some of their cosines, and back.
+    """Leads from images to some of their cosines, and back, by Fourier transforms.
 
     Args:
         shape: Shape of an image, (C, H, W).
@@ -82,14 +124,9 @@ class FastCosines:
         self._places = places[cosine] + channel * math.prod(self._table[1:])
 
     def project(self, centred: Tensor, rotation: Tensor) -> Tensor:
-        """Return the cosines of images whose channels are rotated.
+        """Return the cosines of images whose channels are rotated by orthonormal columns, (C, C).
 
-        Args:
-            centred: Shape (batch, C H W).
-            rotation: Orthonormal columns, shape (C, C).
-
-        Returns:
-            Shape (batch, components).
+        Shape (batch, C H W) to (batch, components).
         """
         found = [self._cosines(image, rotation) for image in centred]
         return _rows(found, centred.new_empty(0, len(self._places)))
@@ -106,12 +143,7 @@ class FastCosines:
     def rebuilt(self, components: Tensor, rotation: Tensor) -> Tensor:
         """Return the images that the first components stand for, the others being zero.
 
-        Args:
-            components: Shape (batch, up to all components).
-            rotation: As for `project`.
-
-        Returns:
-            Shape (batch, C H W).
+        Shape (batch, up to all components) to (batch, C H W).
         """
         found = [self._image(each, rotation) for each in components]
         return _rows(found, components.new_empty(0, math.prod(self.shape)))
@@ -133,7 +165,7 @@ class FastCosines:
 
 
 def _rows(found: list[Tensor], none: Tensor) -> Tensor:
-    """Return all that was found in rows, a single row without a copy."""
+    """Return results as rows, a single one without a copy; `none` if there are none."""
     if not found:
         return none
     return found[0][None] if len(found) == 1 else torch.stack(found)
@@ -141,19 +173,12 @@ def _rows(found: list[Tensor], none: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """What is the same for all images of one size.
+    """The constants of all images of one size."""
 
-    Attributes:
-        pixels: The order in which pixels are transformed, shape (H W,).
-        places: The other way round: where each pixel is in that order.
-        turn: Turns and scales Fourier transforms, complex, shape (H, W // 2 + 1).
-        turn_back: Undoes that, and that two rows were added.
-    """
-
-    pixels: Tensor
-    places: Tensor
-    turn: Tensor
-    turn_back: Tensor
+    pixels: Tensor  # order in which pixels are transformed, shape (H W,)
+    places: Tensor  # the inverse: the place of each pixel in that order
+    turn: Tensor  # turns and scales Fourier transforms, complex, shape (H, W // 2 + 1)
+    turn_back: Tensor  # undoes that, and the addition of two rows
 
 
 @functools.lru_cache(maxsize=8)
@@ -175,10 +200,9 @@ def _plan(height: int, width: int, dtype: torch.dtype, device: torch.device) -> 
 
 
 def _ends_last(size: int) -> Tensor:
-    """Return every second pixel, then the others in reverse; all of it counted backwards.
+    """Return every second pixel, then the others in reverse, and count all of it backwards.
 
-    Counted backwards, the Fourier transform is conjugate, and its imaginary part has the sign of
-    the cosines.
+    The Fourier transform is then conjugate, and its imaginary part has the sign of the cosines.
 
     Example:
         >>> _ends_last(5).tolist()
@@ -189,7 +213,7 @@ def _ends_last(size: int) -> Tensor:
 
 
 def _turn(size: int) -> Tensor:
-    """Return by what to multiply the Fourier transform of `size` pixels, complex128."""
+    """Return the factors for the Fourier transform of `size` pixels, complex128."""
     index = torch.arange(size, dtype=torch.float64)
     scale = torch.full_like(index, math.sqrt(2 / size))
     scale[0] = math.sqrt(1 / size)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import DensePCA, images
-from ttapca.spectral.affine import LinearPart, is_affine
+from ttapca.spectral.folded import LinearPart, is_affine
 
 AFFINE = {
     "conv2d": (nn.Conv2d(3, 8, 3, padding=1), (3, 5, 5)),
