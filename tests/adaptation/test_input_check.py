@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import ttapca
 from oracles import left_untouched
 from ttapca import datasets
-from ttapca.adaptation.surfaces.input_check import MOST_IMAGES
+from ttapca.adaptation.surfaces.inputs import MOST_IMAGES
 from ttapca.corruptions import corrupt
 from ttapca.errors import InputRangeWarning
 from ttapca.fitting.input_range import FEWEST, InputRange, mistake_in

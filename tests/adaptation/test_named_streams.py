@@ -205,7 +205,11 @@ OF_THE_MODEL = ("energies", "mean", "rest_mean", "moments")
 
 def precisions(adapter: Adapter, path: Path) -> tuple[set[torch.dtype], set[torch.dtype]]:
     """What is kept that follows the model, and the rest of the states of streams."""
-    kept = [*adapter.surfaces.parameters(), *adapter.surfaces.buffers(), *adapter.mover.tensors()]
+    kept = [
+        *adapter.surfaces.parameters(),
+        *adapter.surfaces.buffers(),
+        *adapter.predictor.tensors(),
+    ]
     rest: list[Tensor] = []
     for name in adapter.streams:
         adapter.stream(name).save(path)
@@ -263,16 +267,16 @@ def test_an_interrupted_switch_leaves_all_streams_whole(monkeypatch: pytest.Monk
     for each in (adapter, expected):
         run(each, OTHER[:3])
         run(each.stream("camera"), STREAM[:3])
-    put = adapter.mover.descent.put
+    put = adapter.predictor.descent.put
 
     def interrupt(contents: Any) -> None:
         raise KeyboardInterrupt
 
     for name in ("default", "camera", "default"):
-        monkeypatch.setattr(adapter.mover.descent, "put", interrupt)
+        monkeypatch.setattr(adapter.predictor.descent, "put", interrupt)
         with pytest.raises(KeyboardInterrupt):
             adapter.stream(name if name != adapter._streams.current else "new")(X)
-        monkeypatch.setattr(adapter.mover.descent, "put", put)
+        monkeypatch.setattr(adapter.predictor.descent, "put", put)
     restored = adapted(OURS)
     restored.load_state_dict(adapter.state_dict())
     for each in (adapter, restored):

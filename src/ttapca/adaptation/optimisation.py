@@ -1,8 +1,8 @@
-"""Objectives of the logits, and movers: what turns a batch into logits, and moves the surfaces.
+"""Predictors, which turn a batch into logits and may take gradient steps, and their objectives.
 
-An `Adapter` owns the surfaces and decides when they forget. Its `Mover` runs the model on one batch
-and may take gradient steps on the surfaces' parameters. Most methods are `GradientSteps` on an
-objective; one that needs more (a second network, augmented views) is its own kind of `Stepper`.
+An `Adapter` owns the surfaces and decides when they forget. Its `Predictor` runs the model on one
+batch and may move the surfaces' parameters. Most methods are `GradientSteps` on an objective; one
+that needs more (a second network, augmented views) is its own kind of `Stepper`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ RunSome = Callable[[Tensor | None], Tensor]
 
 DEFAULT_LEARNING_RATE = 1e-3
 MOMENTUM = 0.9  # of stochastic gradient descent, wherever a method uses it
-# What torch's Adam and SGD keep in the shape of a parameter; other optimisers may keep anything.
+# States of torch's Adam and SGD in the shape of a parameter; other optimisers may keep anything.
 MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"})
 
 
-class Mover:
+class Predictor:
     """Turns inputs into logits, and may move the surfaces' parameters; this one does not.
 
     Attributes:
@@ -48,13 +48,13 @@ class Mover:
         needs_gradients: Whether it takes gradient steps; its calls are then made with gradients
             enabled and on tensors that allow them.
         forgets: Whether it forgets by itself before a batch is over, so that nothing can collapse.
-        reads: What it makes of the model's outputs.
-        outputs: Finds the logits in what the model returns, in the form in which they are read; set
-            before `bind`.
+        reads: How it reads the model's outputs.
+        outputs: Finds the logits in the model's outputs, as the predictor reads them; set by the
+            adapter before `bind`.
         backwards: Number of backward passes since it was made.
         updates: Number of steps taken since it was made.
-        skipped: Number of batches that led to NaN or infinity. A mover that meets one adds 1, or
-            more for single images; the adapter makes that 1 for each batch.
+        skipped: Number of batches that led to NaN or infinity. A predictor that meets one adds 1,
+            or more for single images; the adapter makes that 1 for each batch.
     """
 
     keeps: ClassVar[tuple[str, ...]] = ()
@@ -62,24 +62,26 @@ class Mover:
     needs_gradients = False
     forgets = False
     reads: Reads = "nothing"
+    outputs: Outputs
 
     def __init__(self) -> None:
-        self.outputs = Outputs()
         self.backwards = 0
         self.updates = 0
         self.skipped = 0
 
     @property
     def kind(self) -> str:
-        """What two movers share only if they leave the same things in a stream."""
-        return type(self).__name__
+        """A name that two predictors share only if they leave the same values in a stream."""
+        name = type(self).__name__
+        return "Mover" if name == "Predictor" else name  # as in files of version 0.2
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Take the model and the parameters to move; called once, when surfaces are attached."""
         del model, parameters
 
     def join(self, stream: Stream) -> None:
-        """Declare what a stream changes; called once, after `bind`."""
+        """Declare the state that belongs to a stream; called once, after `bind`."""
+        self.stream = stream
         stream.keep("mover", Attributes(self, self.keeps))
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
@@ -87,7 +89,7 @@ class Mover:
         return run(*inputs, **options)
 
     def output(self, logits: Tensor) -> Tensor:
-        """Return what the adapter returns where the model gives these logits."""
+        """Return the adapter's output for these logits of the model."""
         return logits
 
     def predict_streams(
@@ -107,12 +109,12 @@ class Mover:
         return run(None), [(batch, number) for number in range(len(batch.states))]
 
     def facts_in(self, state: StreamState) -> dict[str, Any]:
-        """Return what it knows of a stream by its state, under names of `Health`."""
+        """Return facts about a stream by its state, under names of `Health`."""
         del state
         return {}
 
     def tensors(self) -> list[Tensor]:
-        """Return what it keeps for all streams."""
+        """Return the tensors that are kept for all streams."""
         return [tensor for name in self.fixed for tensor in getattr(self, name)]
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
@@ -128,7 +130,7 @@ class Descent:
         optimizer: Makes an optimiser of parameters.
 
     Attributes:
-        parameters: What is moved.
+        parameters: Those that are moved.
     """
 
     _optimizer: Optimizer  # made by `bind`
@@ -185,7 +187,7 @@ class Descent:
         return {}
 
     def gradients(self, loss: Tensor) -> tuple[Tensor, ...] | None:
-        """Return the gradients of a loss, or None where it or they are not finite.
+        """Return the gradients of a loss, or None if it or they are not finite.
 
         Raises:
             AttachError: No gradient reaches the parameters.
@@ -247,8 +249,8 @@ class Draws:
         return torch.Generator().manual_seed(self._seed).get_state()
 
 
-class Stepper(Mover):
-    """A mover that takes gradient steps.
+class Stepper(Predictor):
+    """A predictor that takes gradient steps.
 
     Args:
         optimizer: Makes the optimiser; Adam by default.
@@ -257,7 +259,7 @@ class Stepper(Mover):
         seed: Seed of the generator; a reset draws the same again.
 
     Attributes:
-        remembers_start: Whether `start` is filled, which takes a copy of all that is moved.
+        remembers_start: Whether `start` is filled, with a copy of all parameters.
         start: Where the parameters started, for methods that go back there or stay near.
         descent: Takes the steps.
         generator: For methods that draw something, on the CPU; a stream has its own state of it.
@@ -304,14 +306,14 @@ class Stepper(Mover):
         stream.keep("draws", Draws(self.generator, self.seed))
 
     def gradients(self, loss: Tensor) -> tuple[Tensor, ...] | None:
-        """Return the gradients of a loss; where they are not finite, count that and return None."""
+        """Return the gradients of a loss; if they are not finite, count that and return None."""
         self.backwards += 1
         gradients = self.descent.gradients(loss)
         self.skipped += gradients is None
         return gradients
 
     def step(self, loss: Tensor) -> bool:
-        """Take one step on a loss; return False where it is not finite."""
+        """Take one step on a loss; return False if it is not finite."""
         gradients = self.gradients(loss)
         if gradients is None:
             return False
@@ -341,7 +343,7 @@ class GradientSteps(Stepper):
     Args:
         objective: A scalar function of the logits, shape (batch, classes, ...); a single logit z
             comes as two, 0 and z. One with running state names it in `keeps`.
-        reads: What the objective makes of them; see `ttapca.support.outputs`.
+        reads: How the objective reads them; see `ttapca.support.outputs`.
         **stepping: See `Stepper`. `logits` are those of the forward pass `before` the last update,
             as in TENT, or of one more `after` it, as in the paper.
     """
@@ -359,7 +361,7 @@ class GradientSteps(Stepper):
         stream.keep("objective", Attributes(self.objective, getattr(self.objective, "keeps", ())))
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
-        """Predict, step, and predict again where the logits are wanted from after the update."""
+        """Predict, step, and predict again if the logits are wanted from after the update."""
         for _ in range(self.steps):
             logits = run(*inputs, **options)
             loss = self.loss(logits, run, *inputs, **options)
@@ -373,7 +375,7 @@ class GradientSteps(Stepper):
             return self.output(run(*inputs, **options))
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
-        """Return what the next step lowers; None for no step on this batch."""
+        """Return the loss that the next step lowers; None for no step on this batch."""
         del run, inputs, options
         return self.objective(logits)
 
@@ -414,7 +416,7 @@ def sgd(
     return functools.partial(torch.optim.SGD, lr=lr, momentum=momentum, nesterov=nesterov)
 
 
-# Objectives, and what they are made of. Logits have the shape (batch, classes, ...).
+# Objectives and their parts. Logits have the shape (batch, classes, ...).
 
 
 def mean_entropy(logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a method is: typed options, from which surfaces and a mover are assembled.
+"""What a method is: typed options, from which surfaces and a predictor are assembled.
 
 A method is a frozen dataclass, registered where it is defined:
 
@@ -49,7 +49,7 @@ from ttapca._checks import (
 from ttapca.adaptation.optimisation import (
     DEFAULT_LEARNING_RATE,
     Logits,
-    Mover,
+    Predictor,
     adam,
 )
 from ttapca.adaptation.surfaces import (
@@ -122,12 +122,12 @@ class Assembly:
 
     Attributes:
         surfaces: What may change.
-        mover: What moves them; None where they compute their own state in the forward pass.
+        predictor: What moves them; None where they compute their own state in the forward pass.
         memory: After this many samples, what was seen of a stream counts 1 / e.
     """
 
     surfaces: list[Surface]
-    mover: Mover | None = None
+    predictor: Predictor | None = None
     memory: float = math.inf
 
 
@@ -152,7 +152,7 @@ class Method:
         _check_fields(self)
 
     def assemble(self) -> Assembly:
-        """Return surfaces and mover, to be put on one model."""
+        """Return surfaces and predictor, to be put on one model."""
         raise NotImplementedError
 
     def for_outputs(self, kind: OutputKind | None) -> Method:
@@ -214,13 +214,13 @@ class GradientMethod(Method):
         return {"optimizer": self.optimiser(self.lr), "steps": self.steps, "logits": self.logits}
 
     def assembly(
-        self, *moved: Surface, mover: Mover, statistics: Sequence[Surface] | None = None
+        self, *moved: Surface, predictor: Predictor, statistics: Sequence[Surface] | None = None
     ) -> Assembly:
         """Return statistics, what is moved, and the gains of a filter where there is one.
 
         Args:
             *moved: What gradient steps move.
-            mover: What takes them.
+            predictor: What takes them.
             statistics: Statistics of the method's own, in place of those that the option chooses.
         """
         gain = self.gain or "relu"
@@ -229,7 +229,7 @@ class GradientMethod(Method):
             statistics = statistics_surfaces(self.statistics, below)
         surfaces = [*statistics, *moved, *below]
         memory = CONSTANTS.memory if below and is_closed_form(gain) else math.inf
-        return Assembly(surfaces, mover, memory)
+        return Assembly(surfaces, predictor, memory)
 
 
 def statistics_surfaces(
@@ -261,7 +261,7 @@ def statistics_surfaces(
         weight = NAMED_STATISTICS[statistics] if isinstance(statistics, str) else statistics
         return [BatchNormStatistics(weight, required=False)]
     ends, prior = (statistics.first, statistics.last), statistics.prior
-    tokens = next((surface.layer_norm for surface in closed if surface.layer_norm), {})
+    tokens = next((each.fitted.layer_norm_ for each in closed if each.fitted.layer_norm_), {})
     if statistics.layer_norm and not tokens:
         raise OptionError(
             "`layer_norm` would have no effect: it needs a filter with closed-form gains, fitted "
@@ -269,7 +269,7 @@ def statistics_surfaces(
         )
     if not closed:
         return [BatchNormStatistics(ends, prior=prior, required=False)]
-    known = next((surface.group_norm for surface in closed if surface.group_norm), {})
+    known = next((each.fitted.group_norm_ for each in closed if each.fitted.group_norm_), {})
     mixes_tokens = classes is not None if statistics.layer_norm is None else statistics.layer_norm
     return [
         StreamStatistics(
@@ -292,8 +292,9 @@ def _share_alone(closed: Sequence[SpectralGains], constants: Constants) -> float
     them, the full weight cost clean images three points. Where nobody knows how many there are, or
     what images are unusual, a single image has no weight.
     """
-    known = next((each.classes for each in closed if each.classes is not None), None)
-    return 0.0 if known is None else min(1.0, constants.few_classes / len(known.shares))
+    known = (each.fitted.classes_ for each in closed)
+    classes = next((each for each in known if each is not None), None)
+    return 0.0 if classes is None else min(1.0, constants.few_classes / len(classes.shares))
 
 
 def needed_filter(given: object) -> FittedFilter:

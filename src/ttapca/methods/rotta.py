@@ -102,7 +102,7 @@ class RoTTA(GradientMethod):
     def assemble(self) -> Assembly:
         """Return scale and shift, and slow statistics, moved by a memory."""
         slow = SlowStatistics(self.statistics_momentum)
-        return self.assembly(NormAffine(), mover=MemorySteps(self, slow), statistics=[slow])
+        return self.assembly(NormAffine(), predictor=MemorySteps(self, slow), statistics=[slow])
 
 
 class Sample(NamedTuple):
@@ -208,10 +208,6 @@ class SlowStatistics(Surface):
             for who in ("student", "teacher"):
                 self.stream.declare(f"{who}'s statistics/{number}", None)
             self.patches.wrap(layer, SlowLayer(self, layer, number))
-
-    def start_batch(self) -> None:
-        """Tidy up what an interrupted call may have left."""
-        self._back()
 
     def run_as(self, who: Who, run: Callable[[], Result], *, learn: bool = False) -> Result:
         """Run something with the statistics of the student or the teacher, which may learn."""

@@ -65,8 +65,8 @@ class SLR(GradientMethod):
             self.likelihood, self.confidence_weight, self.marginal_momentum
         )
         transform = InputTransform(self.channels, seed=self.seed)
-        mover = GradientSteps(objective, reads="classes", **self.stepping())
-        return self.assembly(transform, NormAffine(), mover=mover)
+        predictor = GradientSteps(objective, reads="classes", **self.stepping())
+        return self.assembly(transform, NormAffine(), predictor=predictor)
 
 
 class DiverseLikelihood:

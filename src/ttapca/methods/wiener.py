@@ -14,9 +14,8 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 
 from ttapca._checks import Number, Whole
-from ttapca.adaptation.chain_passes import ChainPasses, Order
-from ttapca.adaptation.mirrored_view import MirroredView
-from ttapca.adaptation.optimisation import GradientSteps, Logits, Mover, Run, adam, mean_entropy
+from ttapca.adaptation.optimisation import GradientSteps, Logits, Predictor, Run, adam, mean_entropy
+from ttapca.adaptation.passes import ChainPasses, MirroredView, Order, RunCounts
 from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains, StreamStatistics, Surface
 from ttapca.errors import OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
@@ -227,12 +226,12 @@ class Wiener(Method):
         if image_filter is not None and self.outliers is not False:
             # Attached last, though it acts first: a folded filter wants a layer without hooks.
             surfaces.append(OutlierRepair(image_filter, self.constants))
-        mover = Mover()
+        predictor: Predictor | None = None
         if self._counts_classes and (known := self._classes()) is not None:
-            mover = ChainPasses(known, required=False, counts_only=True, constants=self.constants)
+            predictor = RunCounts(known, self.constants)
         if classes is not None:
             following = [each for each in statistics if isinstance(each, StreamStatistics)]
-            mover = ChainPasses(
+            predictor = ChainPasses(
                 classes,
                 following[0] if following else None,
                 required=self.order is not None,
@@ -240,8 +239,8 @@ class Wiener(Method):
                 constants=self.constants,
             )
         if self.views == 2:
-            mover = MirroredView(mover)
-        return Assembly(surfaces, mover, self.memory)
+            predictor = MirroredView(predictor or Predictor())
+        return Assembly(surfaces, predictor, self.memory)
 
 
 @register("ttapca-closed", **OURS)
@@ -279,7 +278,7 @@ class PulledWiener(Wiener):
         return False
 
     def assemble(self) -> Assembly:
-        """Return the same, and a mover of a factor on each gain."""
+        """Return the same, and a predictor of a factor on each gain."""
         below = super().assemble()
         return Assembly(below.surfaces, PulledSteps(self), below.memory)
 

@@ -13,17 +13,35 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import skip_init
 
 from ttapca._checks import Maybe, Whole, check_option
-from ttapca.adaptation.surfaces.base import AroundForward, Surface, has_surface
+from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.stream import ParameterValues, Stream, set_values
 from ttapca.support.modules import device_and_dtype, map_first_tensor
-from ttapca.support.wrapping import surely
+from ttapca.support.wrapping import Wrapper, surely, wrappers_of
 
 WIDTH = 16  # channels inside the residual network of an input transformation
 
-# Where a parameter lives: the module that owns it, and its name there.
-Place = tuple[nn.Module, str]
-Select = Callable[[nn.Module], list[Place]]
+# A parameter of a model: the module that owns it, and its name there.
+Slot = tuple[nn.Module, str]
+Select = Callable[[nn.Module], list[Slot]]
+
+
+class AroundForward(Wrapper):
+    """Lets a surface run the forward pass of a model."""
+
+    def __init__(self, surface: Weights | InputTransform) -> None:
+        self.surface = surface
+
+    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run one pass."""
+        return self.surface.run(forward, args, kwargs)
+
+
+def _has_surface(model: nn.Module, kind: type[Surface]) -> bool:
+    return any(
+        isinstance(wrapper, AroundForward) and isinstance(wrapper.surface, kind)
+        for wrapper in wrappers_of(model)
+    )
 
 
 class Weights(Surface):
@@ -43,13 +61,13 @@ class Weights(Surface):
         self.copies = nn.ParameterList()
         self._select = select
         self._what = what
-        self._places: list[list[Place]] = []  # tied weights: one copy, several places
+        self._slots: list[list[Slot]] = []  # tied weights: one copy, several slots
         self._originals: list[Tensor] = []  # filled while the copies are in their place
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Copy the chosen parameters, and use the copies in forward passes."""
         super().attach(model, stream)
-        by_original: dict[nn.Parameter, list[Place]] = {}
+        by_original: dict[nn.Parameter, list[Slot]] = {}
         for module, name in self._select(model):
             by_original.setdefault(getattr(module, name), []).append((module, name))
         if not by_original:
@@ -57,27 +75,22 @@ class Weights(Surface):
                 f"This method moves the {self._what}; the model has none. Choose a method that "
                 "moves something else."
             )
-        if has_surface(model, Weights):
+        if _has_surface(model, Weights):
             raise AttachError(
                 "Only one surface can replace a model's weights; something has taken them over "
                 "already. Call `detach()` on that first."
             )
-        self._places = list(by_original.values())
+        self._slots = list(by_original.values())
         self.copies = nn.ParameterList(
             nn.Parameter(original.detach().clone()) for original in by_original
         )
         self.patches.wrap(model, AroundForward(self))
-        if stream is not None:
-            stream.keep(self._what, self)
+        self.stream.keep(self._what, self)
 
     def detach(self) -> None:
         """Leave the model with its own weights alone."""
         self.step_back()
         super().detach()
-
-    def start_batch(self) -> None:
-        """Put the originals back if an earlier call was interrupted."""
-        self.step_back()
 
     def contents(self) -> list[Tensor]:
         """Return the values of the copies; see `ttapca.spectral.stream.Part`."""
@@ -123,11 +136,11 @@ class Weights(Surface):
 
     def _in_place(self) -> list[Tensor]:
         """Return what the model has now: moving a model may replace its parameters."""
-        return [getattr(module, name) for (module, name), *_ in self._places]
+        return [getattr(module, name) for (module, name), *_ in self._slots]
 
     def _put(self, parameters: Iterable[Tensor]) -> None:
-        for parameter, places in zip(parameters, self._places, strict=True):
-            for module, name in places:
+        for parameter, slots in zip(parameters, self._slots, strict=True):
+            for module, name in slots:
                 setattr(module, name, parameter)
 
     def extra_repr(self) -> str:
@@ -150,7 +163,7 @@ class NormAffine(Weights):
         super().__init__(norm_affine, "scale and shift of normalisation layers")
 
 
-def norm_affine(model: nn.Module) -> list[Place]:
+def norm_affine(model: nn.Module) -> list[Slot]:
     """Return scale and shift of all BatchNorm layers, else of all LayerNorm and GroupNorm layers.
 
     Example:
@@ -158,19 +171,19 @@ def norm_affine(model: nn.Module) -> list[Place]:
         ['weight', 'bias']
     """
     for kinds in ((_BatchNorm,), (nn.LayerNorm, nn.GroupNorm)):
-        places: list[Place] = [
+        slots: list[Slot] = [
             (module, name)
             for module in model.modules()
             if isinstance(module, kinds)
             for name in ("weight", "bias")
             if isinstance(getattr(module, name), nn.Parameter)
         ]
-        if places:
-            return places
+        if slots:
+            return slots
     return []
 
 
-def all_parameters(model: nn.Module) -> list[Place]:
+def all_parameters(model: nn.Module) -> list[Slot]:
     """Return every floating-point parameter of a model.
 
     Example:
@@ -225,7 +238,7 @@ class InputTransform(Surface):
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Make the transformation, as the identity, and put it in front of the model."""
         super().attach(model, stream)
-        if has_surface(model, InputTransform):
+        if _has_surface(model, InputTransform):
             raise AttachError(
                 "A model has one input transformation; something has put one in front already. "
                 "Call `detach()` on that first."
@@ -238,12 +251,7 @@ class InputTransform(Surface):
         self.scale = nn.Parameter(one.repeat(channels))
         self.shift = nn.Parameter(torch.zeros_like(self.scale))
         self.patches.wrap(model, AroundForward(self))
-        if stream is not None:
-            stream.keep("input transformation", ParameterValues(self.parameters()))
-
-    def start_batch(self) -> None:
-        """Forget the pass of an earlier call that was interrupted."""
-        self._leave()
+        self.stream.keep("input transformation", ParameterValues(self.parameters()))
 
     def forward(self, images: Tensor) -> Tensor:
         """Transform a batch.

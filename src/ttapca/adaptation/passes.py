@@ -1,17 +1,22 @@
-"""`ChainPasses`: predictions in order of arrival, by statistics that go with their classes."""
+"""Predictors that may pass a batch through the model several times, without gradient steps.
+
+`ChainPasses` repeats a pass if the classes of the images turn out to be others than expected.
+`MirroredView` adds a second look at the mirrored images.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ttapca.adaptation.optimisation import Mover, Run, RunSome
+from ttapca.adaptation.optimisation import Predictor, Run, RunSome
 from ttapca.adaptation.surfaces.stream_statistics import StreamStatistics
-from ttapca.errors import LayerOutputError
+from ttapca.errors import LayerOutputError, ShapeError
 from ttapca.spectral.chain import ChainReading, ChainState, ClassChain
 from ttapca.spectral.class_plan import ClassPlan, LayerClasses, Places, by_stream, in_batch
 from ttapca.spectral.constants import CONSTANTS, Constants
@@ -19,6 +24,7 @@ from ttapca.spectral.source_classes import SourceClasses
 from ttapca.spectral.stream import Stream
 from ttapca.spectral.stream_batch import StreamBatch
 from ttapca.spectral.stream_state import StreamState
+from ttapca.support.mirroring import mirror_back, mirror_images
 
 Order = Literal["auto", "shuffled", "video"]
 
@@ -26,27 +32,22 @@ SMALLEST = 1e-12  # probability: it has a logarithm
 LEAST_SUM = 1e-30  # in float32
 
 
-class ChainPasses(Mover):
-    """Predicts with what a chain knows of the classes of streams.
+class ChainPasses(Predictor):
+    """Predicts in order of arrival, by a chain that models the classes of a stream.
 
     A pass goes by a plan: which classes to take out of the statistics of the batch, and for how
-    many independent images it counts. At first that is what a stream makes expect. What the
-    predictions of the pass say, read in order, is the next plan. If the two differ, the pass is
-    repeated for the images of this stream. The outputs are those that the chain makes of the last
-    pass.
+    many independent images the batch counts. The first plan is the expectation of the stream. The
+    predictions of the pass, read in order, give the next plan. If the two differ, the pass is
+    repeated for the images of this stream. The chain makes the outputs from those of the last pass.
 
     Args:
-        classes: What is known of classes in the source.
+        classes: The classes of the source.
         statistics: Those that follow the stream; None without any.
         required: Whether logits of other classes are an error; else they are left as they are.
         order: `video` for images that surely come in order.
-        counts_only: Use the order for one thing only: for how many independent images those of a
-            run count. It takes away from what a stream can do, and so is safe where nothing tells
-            a run of one class from a network that collapses.
         constants: See `ttapca.spectral.constants`.
 
     Attributes:
-        counts_only: See above.
         single: Whether a pass is never repeated.
     """
 
@@ -57,7 +58,6 @@ class ChainPasses(Mover):
         *,
         required: bool = True,
         order: Order = "auto",
-        counts_only: bool = False,
         constants: Constants = CONSTANTS,
     ) -> None:
         super().__init__()
@@ -66,15 +66,14 @@ class ChainPasses(Mover):
             classes.shares.double().numpy(), constants, ordered=order == "video"
         )
         self.reads = "classes" if required else "classes, if any"
+        self.single = False
         self._required = required
-        self.counts_only = counts_only
         self._statistics = statistics
         self._known = LayerClasses(classes, {}, constants)
-        self.single = False
         self._of_places = False  # whether the model predicts every place of an image
 
     def traceable(self) -> ChainPasses:
-        """Return the same for exporters: in float32, by operations of torch alone.
+        """Return a copy for exporters: in float32, by operations of torch alone.
 
         It makes a single pass, as one image of a stream always does.
         """
@@ -86,10 +85,9 @@ class ChainPasses(Mover):
         return found
 
     def join(self, stream: Stream) -> None:
-        """Declare what is known of the classes of a stream."""
+        """Declare the state of the chain."""
         super().join(stream)
-        self._stream = stream
-        # Only now are they attached, and know whether the model has such layers.
+        # Only now are the statistics attached, and know whether the model has such layers.
         if self._statistics is not None and self._statistics.classes is not None:
             self._known = self._statistics.classes
             self.classes = self._known.classes  # by the paths of this model
@@ -99,37 +97,27 @@ class ChainPasses(Mover):
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Return the logits for one batch of one stream."""
-        batch = self._stream.batch
+        batch = self.stream.batch
         if batch is None or not batch.size:
             return run(*inputs, **options)
 
         def all_of_it(_images: Tensor | None) -> Tensor:
             return run(*inputs, **options)
 
-        logits, [(self._stream.batch, _)] = self.predict_streams(all_of_it, batch)
+        logits, [(self.stream.batch, _)] = self.predict_streams(all_of_it, batch)
         return logits
 
     def predict_streams(
         self, run: RunSome, batch: StreamBatch
     ) -> tuple[Tensor, list[tuple[StreamBatch, int]]]:
-        """Return the logits for one batch of any streams, and the last pass of each stream.
-
-        Args:
-            run: Runs the model on some images of the batch, given by their numbers; None for all.
-            batch: Before its first pass.
-
-        Returns:
-            Logits, and for each stream the batch of its last pass with its number in that.
-        """
+        """Return the logits for one batch of any streams, and the last pass of each stream."""
         batch.plan = self._expected(batch)
         last = [(batch, number) for number in range(len(batch.states))]
         streams, images = list(range(len(last))), None  # of this pass, by those of the first
         logits: Tensor | None = None
-        # A pass is repeated with other statistics or counts: if there are none, one is enough.
-        repeats = not self.single and (self._has_layers or self.counts_only)
-        passes = self.chain.constants.passes if repeats else 1
+        passes = self.chain.constants.passes if self._repeats and not self.single else 1
         for left in reversed(range(passes)):
-            self._stream.batch = batch
+            self.stream.batch = batch
             batch.watched = self._watched
             found = run(images)
             for place, number in enumerate(streams):
@@ -149,7 +137,8 @@ class ChainPasses(Mover):
         return found if logits is None else logits, last
 
     @property
-    def _has_layers(self) -> bool:
+    def _repeats(self) -> bool:
+        """Whether another pass may differ: one with other statistics does."""
         return self._statistics is not None and bool(self._statistics.layers)
 
     @property
@@ -159,7 +148,7 @@ class ChainPasses(Mover):
         return frozenset() if pairs is None else frozenset(pairs.layers)
 
     def _surprised(self, batch: StreamBatch, plan: ClassPlan) -> list[int]:
-        """Return the streams whose statistics were wrong by a plan that was found since."""
+        """Return the streams whose pass was wrong, judged by the plan that follows from it."""
         changes = self._changes(batch, plan)
         # One more image hardly changes any statistics.
         places = batch.counted_images()
@@ -172,19 +161,11 @@ class ChainPasses(Mover):
         ]
 
     def _changes(self, batch: StreamBatch, plan: ClassPlan) -> list[float]:
-        """Return by how much statistics or counts depend on the plan, for each stream."""
-        if self._statistics is not None:
-            return self._statistics.change(batch, plan)
-        found = [0.0] * len(batch.states)
-        if self.counts_only and batch.plan is not None:
-            here, there = (batch.summed(each.counts[:, -1:])[:, 0] for each in (batch.plan, plan))
-            changes = (here - there).abs() / torch.maximum(here, there).clamp(min=SMALLEST)
-            for (stream, _), each in zip(batch.groups, changes.tolist(), strict=True):
-                found[stream] = max(found[stream], each)
-        return found
+        """Return how much statistics change with the plan, for each stream."""
+        return [] if self._statistics is None else self._statistics.change(batch, plan)
 
     def _expected(self, batch: StreamBatch) -> ClassPlan:
-        """Return the plan for a batch of which nothing was seen yet."""
+        """Return the plan for a batch before its first pass."""
         places = batch.counted_images()
         if self._of_places and not isinstance(places, int):  # of an image, which have no order
             shares = self.classes.shares.expand(batch.size or 0, -1)
@@ -198,7 +179,7 @@ class ChainPasses(Mover):
         return ClassPlan.of_reading(self._known, reading, state.images, batch.memory, places, size)
 
     def _read(self, batch: StreamBatch, logits: Tensor) -> tuple[ClassPlan, Tensor]:
-        """Return what the logits of a batch say of its classes, and what becomes of them."""
+        """Return the plan that follows from the logits of a batch, and its outputs."""
         places = batch.counted_images()
         self._of_places = logits.dim() > 2
         if self._of_places and not isinstance(places, int):
@@ -221,7 +202,7 @@ class ChainPasses(Mover):
         return plan, self._outputs(batch, logits, reading, state)
 
     def _features(self, batch: StreamBatch) -> Tensor | None:
-        """Return what tells by late layers whether images have one class."""
+        """Return features of late layers that tell whether images have one class."""
         if self.classes.pairs is None:
             return None
         found = self.classes.pairs.described(batch.means)
@@ -234,10 +215,10 @@ class ChainPasses(Mover):
     def _outputs(
         self, batch: StreamBatch, logits: Tensor, reading: ChainReading, state: ChainState
     ) -> Tensor:
-        """Return logits whose softmax is what the chain makes of them.
+        """Return logits whose softmax are the probabilities of the chain.
 
-        Those of a stream that has no order more likely than not stay as they are, bit for bit, and
-        so does the first image of a stream if it comes alone.
+        Logits of a stream that has no order, more likely than not, stay as they are, bit for bit,
+        and so do those of the first image of a stream if it comes alone.
         """
         places, size = batch.counted_images(), batch.size or 0
         ordered = reading.plain < 1 / 2
@@ -259,7 +240,7 @@ class ChainPasses(Mover):
 
     def facts_in(self, state: StreamState) -> dict[str, Any]:
         """Return the classes of a stream and its order; see `Health`."""
-        if state.chain is None or not state.chain.place[0] or self.counts_only:
+        if state.chain is None or not state.chain.place[0]:
             return {}
         expected, counts = self.chain.expected(state.chain, 1), state.chain.recent[0, 0]
         return {
@@ -286,6 +267,126 @@ class ChainPasses(Mover):
             return False
         # In a batch of several streams, one that is broken is found by itself.
         return batch.rows is not None or bool(torch.isfinite(logits).all())
+
+
+class RunCounts(ChainPasses):
+    """Uses the order of images only to tell for how many independent images they count.
+
+    That takes away from the influence of a stream, and so is safe if nothing tells a run of one
+    class from a network that collapses.
+    """
+
+    kind = "ChainPasses"  # in saved streams
+
+    def __init__(self, classes: SourceClasses, constants: Constants = CONSTANTS) -> None:
+        super().__init__(classes, required=False, constants=constants)
+
+    @property
+    def _repeats(self) -> bool:
+        return True
+
+    def _changes(self, batch: StreamBatch, plan: ClassPlan) -> list[float]:
+        """Return how much counts change with the plan, for each stream."""
+        found = [0.0] * len(batch.states)
+        if batch.plan is not None:
+            here, there = (batch.summed(each.counts[:, -1:])[:, 0] for each in (batch.plan, plan))
+            changes = (here - there).abs() / torch.maximum(here, there).clamp(min=SMALLEST)
+            for (stream, _), each in zip(batch.groups, changes.tolist(), strict=True):
+                found[stream] = max(found[stream], each)
+        return found
+
+    def facts_in(self, state: StreamState) -> dict[str, Any]:
+        """Return nothing: the order is used for nothing that a person would ask for."""
+        del state
+        return {}
+
+
+class MirroredView(Predictor):
+    """Gives another predictor the mean of the logits for images and mirrored images.
+
+    Every pass of that predictor becomes two. The second one, over the mirrored images, reads the
+    stream and does not count: gains are those of the images themselves, statistics those of the
+    mirrored batch and of the same past. If no shift is sure, there is only the first pass, and the
+    logits are those of the other predictor, bit for bit.
+
+    Args:
+        inner: The other predictor, without gradient steps.
+    """
+
+    def __init__(self, inner: Predictor) -> None:
+        super().__init__()
+        self.inner = inner
+        self.reads = inner.reads
+
+    @property
+    def kind(self) -> str:
+        """The kind of the other predictor: a second look leaves nothing in a stream."""
+        return self.inner.kind
+
+    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
+        """Pass on the model and its parameters."""
+        self.inner.outputs = self.outputs
+        self.inner.bind(model, parameters)
+
+    def join(self, stream: Stream) -> None:
+        """Pass on the stream, and remember it: it tells of a shift."""
+        self.stream = stream
+        self.inner.join(stream)
+
+    def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
+        """Return the logits for one batch."""
+        if mirror_images(inputs, options) is None:
+            found = [
+                tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                for value in (*inputs, *options.values())
+            ]
+            raise ShapeError(
+                "A mirrored view needs images: a floating-point tensor of shape (batch, channels, "
+                f"height, width); found {found}. Adapt with `views=1`."
+            )
+
+        def both(*inputs: Any, **options: Any) -> Tensor:
+            return self._mean(run, inputs, options)
+
+        return self.inner.predict(both, *inputs, **options)
+
+    def _mean(self, run: Run, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+        logits, batch = run(*inputs, **options), self.stream.batch
+        mirrored = mirror_images(inputs, options)
+        if mirrored is None or (batch is not None and (batch.left_out or not batch.shift.any())):
+            return logits
+        args, kwargs = mirrored
+        if batch is not None:
+            batch.looking = True
+        seen = run(*args, **kwargs)
+        if batch is not None:
+            batch.looking = False
+        back = mirror_back(seen) if isinstance(seen, Tensor) else None
+        if back is None or back.shape != logits.shape:
+            found = tuple(seen.shape) if isinstance(seen, Tensor) else type(seen).__name__
+            raise LayerOutputError(
+                "A mirrored view needs logits of shape (batch, classes), or (batch, classes, "
+                f"height, width); found {found}. Say where they are with `logits=`, or adapt with "
+                "`views=1`."
+            )
+        # Means of probabilities did neither better nor worse, and not every output is one.
+        return (logits + back) / 2
+
+    def output(self, logits: Tensor) -> Tensor:
+        """Return the other predictor's output for these logits."""
+        return self.inner.output(logits)
+
+    def facts_in(self, state: StreamState) -> dict[str, Any]:
+        """Return the other predictor's facts about a stream."""
+        return self.inner.facts_in(state)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors of the other predictor."""
+        return self.inner.tensors()
+
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Convert the tensors of the other predictor."""
+        self.inner.apply(fn)
 
 
 def _put(logits: Tensor, images: Tensor, outputs: Tensor) -> Tensor:
