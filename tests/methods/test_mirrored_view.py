@@ -15,7 +15,7 @@ import ttapca
 from adapters import passes_of, same
 from oracles import DensePCA, images, small_convnet
 from ttapca import networks
-from ttapca.adaptation.optimisation import Predictor
+from ttapca.adaptation.optimisation import Mover
 from ttapca.adaptation.passes import ChainPasses, MirroredView
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.errors import LayerOutputError, OptionError, ShapeError
@@ -102,8 +102,8 @@ def test_the_chain_looks_at_both_views() -> None:
     assert twice[-1] == 2
     assert twice[0] >= 2 * min(2, once[0])
     with ttapca.adapt(small_convnet(), "wiener", **{**TWO, "order": "auto"}) as adapted:
-        assert isinstance(adapted.predictor, MirroredView)
-        assert isinstance(adapted.predictor.inner, ChainPasses)
+        assert isinstance(adapted.mover, MirroredView)
+        assert isinstance(adapted.mover.inner, ChainPasses)
 
 
 class Model(nn.Module):
@@ -134,15 +134,15 @@ def test_images_by_name_and_logits_by_a_function() -> None:
 
 
 def test_predictions_of_pixels_are_mirrored_back() -> None:
-    predictor = MirroredView(Predictor())
-    predictor.join(Stream())  # in which nobody measures a shift: it may be one
+    mover = MirroredView(Mover())
+    mover.join(Stream())  # in which nobody measures a shift: it may be one
     weights = torch.tensor([[1.0, -2.0, 0.5, 3.0, 0.0, 7.0]])
 
     def run(x: Tensor) -> Tensor:
         return torch.cat([x * weights, -x], 1)
 
     x = images(4, shape=(1, 6, 6)).float()
-    found = predictor.predict(run, x).numpy()
+    found = mover.predict(run, x).numpy()
     for image in range(4):
         for row in range(6):
             for column in range(6):
@@ -152,12 +152,12 @@ def test_predictions_of_pixels_are_mirrored_back() -> None:
 
 
 def test_what_cannot_be_mirrored_is_refused() -> None:
-    predictor = MirroredView(Predictor())
-    predictor.join(Stream())
+    mover = MirroredView(Mover())
+    mover.join(Stream())
     with pytest.raises(ShapeError, match=r"needs images: .* found \[\(5, 7\)\]"):
-        predictor.predict(lambda x: x, torch.rand(5, 7))
+        mover.predict(lambda x: x, torch.rand(5, 7))
     with pytest.raises(LayerOutputError, match=r"\(batch, classes\), .* found \(5, 6, 7\)"):
-        predictor.predict(lambda x: x[:, 0], torch.rand(5, 1, 6, 7))
+        mover.predict(lambda x: x[:, 0], torch.rand(5, 1, 6, 7))
 
 
 def test_a_broken_batch_is_skipped() -> None:

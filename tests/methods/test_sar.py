@@ -73,7 +73,7 @@ def test_equals_a_plain_loop(make, forgetting: str, margin: float, below: float)
     expected, recoveries = plain_sar(make(), forgetting=forgetting, **options)
     adapter = ttapca.adapt(make(), "sar", forgetting=forgetting, **options)
     assert_follows(adapter, expected)
-    assert adapter.predictor.recoveries == recoveries
+    assert adapter.mover.recoveries == recoveries
     assert adapter.skipped == 0
     if (make, forgetting, below) == (small_convnet, "online", 1.41):
         assert 0 < recoveries < len(BATCHES)  # so that momentum is seen to go on after one
@@ -86,7 +86,7 @@ def test_recovery_returns_to_the_source() -> None:
     bn = ttapca.adapt(small_convnet(), "bn")
     for x in BATCHES:
         assert torch.equal(adapter(x), bn(x))
-    assert adapter.predictor.recoveries == adapter.updates == len(BATCHES)
+    assert adapter.mover.recoveries == adapter.updates == len(BATCHES)
     assert "recoveries=10" in repr(adapter)
 
 

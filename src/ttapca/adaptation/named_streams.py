@@ -35,7 +35,7 @@ class Streams:
     """All streams of one adapter, which threads use in turn.
 
     Attributes:
-        stream: Holds the current stream, which surfaces and predictor read and write.
+        stream: Holds the current stream, which surfaces and mover read and write.
         current: The name of that stream; None only after an interrupted switch.
         parked: The contents of all other streams, by name.
         lock: Held by the thread whose turn it is. It is used by `with` directly, since a context
@@ -82,8 +82,8 @@ class Streams:
     def start_over(self, name: str, contents: dict[str, Any] | None = None) -> None:
         """Let a stream begin anew, or continue with other contents.
 
-        It is taken out of its place first: an interrupt leaves it as it was, or parked as it is to
-        be, and the next switch puts it in place.
+        It is taken out of its place first: an interrupt leaves it as before, or parked with the
+        other contents, and the next switch puts it in place.
         """
         self.switch_to(name)
         self.parked.pop(name, None)
@@ -204,11 +204,7 @@ class NamedStream:
             self._streams.parked.pop(self.name, None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole stream to a file, in one step: the file is never half written.
-
-        Args:
-            path: The file; an existing one is replaced.
-        """
+        """Write the whole stream to a file, or replace one; it is never half written."""
         with self._streams.lock:
             data = stream_to_bytes(self._contents(), self._adapter.kind)
         replace_file(Path(path), data)
@@ -287,7 +283,7 @@ def _counts(facts: Mapping[str, Any], name: str) -> dict[str, int]:
 
 
 def _compare(found: Any, like: Mapping[str, Any], growing: Collection[str], path: str) -> None:
-    """Refuse other names or shapes: anybody may have written the file."""
+    """Refuse other names or shapes: the file may come from anywhere."""
     for group in ("values", "parts"):
         here, known = found.get(group), like[group]
         if not isinstance(here, Mapping) or here.keys() != known.keys():

@@ -1,6 +1,6 @@
-"""Predictors, which turn a batch into logits and may take gradient steps, and their objectives.
+"""Movers, which turn a batch into logits and may take gradient steps, and their objectives.
 
-An `Adapter` owns the surfaces and decides when they forget. Its `Predictor` runs the model on one
+An `Adapter` owns the surfaces and decides when they forget. Its `Mover` runs the model on one
 batch and may move the surfaces' parameters. Most methods are `GradientSteps` on an objective; one
 that needs more (a second network, augmented views) is its own kind of `Stepper`.
 """
@@ -39,7 +39,7 @@ MOMENTUM = 0.9  # of stochastic gradient descent, wherever a method uses it
 MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"})
 
 
-class Predictor:
+class Mover:
     """Turns inputs into logits, and may move the surfaces' parameters; this one does not.
 
     Attributes:
@@ -49,11 +49,11 @@ class Predictor:
             enabled and on tensors that allow them.
         forgets: Whether it forgets by itself before a batch is over, so that nothing can collapse.
         reads: How it reads the model's outputs.
-        outputs: Finds the logits in the model's outputs, as the predictor reads them; set by the
+        outputs: Finds the logits in the model's outputs, as the mover reads them; set by the
             adapter before `bind`.
         backwards: Number of backward passes since it was made.
         updates: Number of steps taken since it was made.
-        skipped: Number of batches that led to NaN or infinity. A predictor that meets one adds 1,
+        skipped: Number of batches that led to NaN or infinity. A mover that meets one adds 1,
             or more for single images; the adapter makes that 1 for each batch.
     """
 
@@ -71,9 +71,8 @@ class Predictor:
 
     @property
     def kind(self) -> str:
-        """A name that two predictors share only if they leave the same values in a stream."""
-        name = type(self).__name__
-        return "Mover" if name == "Predictor" else name  # as in files of version 0.2
+        """A name that two movers share only if they leave the same values in a stream."""
+        return type(self).__name__
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Take the model and the parameters to move; called once, when surfaces are attached."""
@@ -95,16 +94,10 @@ class Predictor:
     def predict_streams(
         self, run: RunSome, batch: StreamBatch
     ) -> tuple[Tensor, list[tuple[StreamBatch, int]]]:
-        """Return the logits for one batch of any streams, and the last pass of each stream.
+        """Return the logits for one batch of any streams, given before its first pass.
 
-        For methods without gradient steps; this one makes a single pass.
-
-        Args:
-            run: Runs the model on some images of the batch, given by their numbers; None for all.
-            batch: Before its first pass.
-
-        Returns:
-            Logits, and for each stream the batch of its last pass with its number in that.
+        For methods without gradient steps; this one makes a single pass. For each stream, the batch
+        of its last pass comes back as well, with the number of the stream in that.
         """
         return run(None), [(batch, number) for number in range(len(batch.states))]
 
@@ -124,27 +117,16 @@ class Predictor:
 
 
 class Descent:
-    """Gradients and steps of an optimiser, by default Adam; its state is a part of a stream.
-
-    Args:
-        optimizer: Makes an optimiser of parameters.
-
-    Attributes:
-        parameters: Those that are moved.
-    """
+    """Gradients and steps of an optimiser, by default Adam; its state is a part of a stream."""
 
     _optimizer: Optimizer  # made by `bind`
 
     def __init__(self, optimizer: OptimizerFactory | None = None) -> None:
         self._make = optimizer or adam()
-        self.parameters: list[nn.Parameter] = []
+        self.parameters: list[nn.Parameter] = []  # those that are moved
 
     def bind(self, parameters: list[nn.Parameter]) -> None:
-        """Take these parameters to move, and a fresh optimiser.
-
-        Raises:
-            OptionError: There are none.
-        """
+        """Take these parameters to move, and a fresh optimiser."""
         if not parameters:
             raise OptionError(
                 "An objective needs a surface with parameters to move; found none. Leave the "
@@ -163,11 +145,7 @@ class Descent:
         return {str(number): state[each] for number, each in numbered if each in state}
 
     def put(self, contents: Mapping[str, Any]) -> None:
-        """Continue with these moments and step counts.
-
-        Raises:
-            ValueError: A moment does not belong to its parameter.
-        """
+        """Continue with these moments and step counts, unless one has the shape of another."""
         state: defaultdict[Tensor, Any] = defaultdict(dict)
         for number, each in contents.items():
             parameter = self.parameters[int(number)]
@@ -187,11 +165,7 @@ class Descent:
         return {}
 
     def gradients(self, loss: Tensor) -> tuple[Tensor, ...] | None:
-        """Return the gradients of a loss, or None if it or they are not finite.
-
-        Raises:
-            AttachError: No gradient reaches the parameters.
-        """
+        """Return the gradients of a loss, or None if it or they are not finite."""
         if not loss.requires_grad:
             raise AttachError(
                 "Gradients must reach the adapted parameters; those of this model do not: its "
@@ -249,8 +223,8 @@ class Draws:
         return torch.Generator().manual_seed(self._seed).get_state()
 
 
-class Stepper(Predictor):
-    """A predictor that takes gradient steps.
+class Stepper(Mover):
+    """A mover that takes gradient steps.
 
     Args:
         optimizer: Makes the optimiser; Adam by default.
@@ -384,11 +358,7 @@ class GradientSteps(Stepper):
 
 
 def adam(lr: float = DEFAULT_LEARNING_RATE) -> OptimizerFactory:
-    """Return a factory of Adam with this learning rate.
-
-    Raises:
-        OptionError: The learning rate makes no sense.
-    """
+    """Return a factory of Adam with this learning rate."""
     check_option("lr", lr, Number(above=0))
     return functools.partial(_adam, lr=lr)
 
@@ -402,16 +372,7 @@ def _adam(parameters: list[nn.Parameter], lr: float) -> Optimizer:
 def sgd(
     lr: float = DEFAULT_LEARNING_RATE, *, momentum: float = 0.0, nesterov: bool = False
 ) -> OptimizerFactory:
-    """Return a factory of stochastic gradient descent with this learning rate.
-
-    Args:
-        lr: The learning rate.
-        momentum: See `torch.optim.SGD`.
-        nesterov: See `torch.optim.SGD`.
-
-    Raises:
-        OptionError: The learning rate makes no sense.
-    """
+    """Return a factory of stochastic gradient descent; see `torch.optim.SGD`."""
     check_option("lr", lr, Number(above=0))
     return functools.partial(torch.optim.SGD, lr=lr, momentum=momentum, nesterov=nesterov)
 
@@ -420,21 +381,12 @@ def sgd(
 
 
 def mean_entropy(logits: Tensor) -> Tensor:
-    """Return the mean entropy of a batch: the objective of TENT and of the paper.
-
-    Example:
-        >>> round(mean_entropy(torch.zeros(5, 10)).item(), 4)  # log 10
-        2.3026
-    """
+    """Return the mean entropy of a batch: the objective of TENT and of the paper."""
     return softmax_entropy(logits).mean()
 
 
 def log_predictions(logits: Tensor) -> Tensor:
-    """Return log-probabilities, shape (batch, classes), for a method that compares samples.
-
-    Raises:
-        LayerOutputError: There is more than one prediction per sample.
-    """
+    """Return log-probabilities, shape (batch, classes), for a method that compares samples."""
     found = log_softmax(logits)
     if found.dim() != 2:
         raise LayerOutputError(
@@ -446,23 +398,13 @@ def log_predictions(logits: Tensor) -> Tensor:
 
 
 def class_marginal(logits: Tensor) -> Tensor:
-    """Return the mean prediction of a batch, shape (classes,).
-
-    Example:
-        >>> class_marginal(torch.tensor([[0.0, 0.0], [0.0, 0.0]])).tolist()
-        [0.5, 0.5]
-    """
+    """Return the mean prediction of a batch, shape (classes,)."""
     probabilities = log_softmax(logits).exp()
     return probabilities.mean([d for d in range(logits.dim()) if d != 1])
 
 
 def negative_entropy(distribution: Tensor) -> Tensor:
-    """Return the sum of p log p, which is least for the uniform distribution.
-
-    Example:
-        >>> round(negative_entropy(torch.tensor([0.5, 0.5])).item(), 4)  # -log 2
-        -0.6931
-    """
+    """Return the sum of p log p, which is least for the uniform distribution."""
     # The logarithm of a class that no sample has any probability for would spoil the gradient.
     positive = distribution.clamp(min=torch.finfo(distribution.dtype).tiny)
     return (positive * positive.log()).sum()

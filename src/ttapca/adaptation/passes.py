@@ -1,4 +1,4 @@
-"""Predictors that may pass a batch through the model several times, without gradient steps.
+"""Movers that may pass a batch through the model several times, without gradient steps.
 
 `ChainPasses` repeats a pass if the classes of the images turn out to be others than expected.
 `MirroredView` adds a second look at the mirrored images.
@@ -7,14 +7,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ttapca.adaptation.optimisation import Predictor, Run, RunSome
+from ttapca.adaptation.optimisation import Mover, Run, RunSome
 from ttapca.adaptation.surfaces.stream_statistics import StreamStatistics
 from ttapca.errors import LayerOutputError, ShapeError
 from ttapca.spectral.chain import ChainReading, ChainState, ClassChain
@@ -32,7 +31,7 @@ SMALLEST = 1e-12  # probability: it has a logarithm
 LEAST_SUM = 1e-30  # in float32
 
 
-class ChainPasses(Predictor):
+class ChainPasses(Mover):
     """Predicts in order of arrival, by a chain that models the classes of a stream.
 
     A pass goes by a plan: which classes to take out of the statistics of the batch, and for how
@@ -71,6 +70,7 @@ class ChainPasses(Predictor):
         self._statistics = statistics
         self._known = LayerClasses(classes, {}, constants)
         self._of_places = False  # whether the model predicts every place of an image
+        self._watched: frozenset[str] = frozenset()
 
     def traceable(self) -> ChainPasses:
         """Return a copy for exporters: in float32, by operations of torch alone.
@@ -92,6 +92,8 @@ class ChainPasses(Predictor):
             self._known = self._statistics.classes
             self.classes = self._known.classes  # by the paths of this model
         pairs = self.classes.pairs
+        # Of the layers whose channel means tell classes apart.
+        self._watched = frozenset(() if pairs is None else pairs.layers)
         features = 0 if pairs is None else pairs.features
         stream.declare_state(chain=self.chain.start(features=features))
 
@@ -141,12 +143,6 @@ class ChainPasses(Predictor):
         """Whether another pass may differ: one with other statistics does."""
         return self._statistics is not None and bool(self._statistics.layers)
 
-    @property
-    def _watched(self) -> frozenset[str]:
-        """Paths of the layers whose channel means tell classes apart."""
-        pairs = self.classes.pairs
-        return frozenset() if pairs is None else frozenset(pairs.layers)
-
     def _surprised(self, batch: StreamBatch, plan: ClassPlan) -> list[int]:
         """Return the streams whose pass was wrong, judged by the plan that follows from it."""
         changes = self._changes(batch, plan)
@@ -184,9 +180,8 @@ class ChainPasses(Predictor):
         self._of_places = logits.dim() > 2
         if self._of_places and not isinstance(places, int):
             return ClassPlan.of_shares(self._known, _shares_of(logits), places), logits
-        state, sizes = batch.chains_before(), None
-        if not isinstance(places, int):
-            sizes = [len(own) for own in places]
+        state = batch.chains_before()
+        sizes = None if isinstance(places, int) else [len(own) for own in places]
         predicted = by_stream(batch.as_numbers(logits.detach()).softmax(1), places)
         described, features, log_pairs = self._features(batch), None, None
         if described is not None and self.classes.pairs is not None:
@@ -203,12 +198,9 @@ class ChainPasses(Predictor):
 
     def _features(self, batch: StreamBatch) -> Tensor | None:
         """Return features of late layers that tell whether images have one class."""
-        if self.classes.pairs is None:
-            return None
-        found = self.classes.pairs.described(batch.means)
-        if found is None:
-            return None
-        if not batch.traced and not bool(torch.isfinite(found).all()):
+        pairs = self.classes.pairs
+        found = None if pairs is None else pairs.described(batch.means)
+        if found is None or not (batch.traced or bool(torch.isfinite(found).all())):
             return None
         return batch.as_numbers(found)
 
@@ -301,32 +293,27 @@ class RunCounts(ChainPasses):
         return {}
 
 
-class MirroredView(Predictor):
-    """Gives another predictor the mean of the logits for images and mirrored images.
+class MirroredView(Mover):
+    """Gives another mover the mean of the logits for images and mirrored images.
 
-    Every pass of that predictor becomes two. The second one, over the mirrored images, reads the
+    Every pass of that mover becomes two. The second one, over the mirrored images, reads the
     stream and does not count: gains are those of the images themselves, statistics those of the
     mirrored batch and of the same past. If no shift is sure, there is only the first pass, and the
-    logits are those of the other predictor, bit for bit.
+    logits are those of the other mover, bit for bit.
 
     Args:
-        inner: The other predictor, without gradient steps.
+        inner: The other mover, without gradient steps.
     """
 
-    def __init__(self, inner: Predictor) -> None:
+    def __init__(self, inner: Mover) -> None:
         super().__init__()
         self.inner = inner
         self.reads = inner.reads
 
     @property
     def kind(self) -> str:
-        """The kind of the other predictor: a second look leaves nothing in a stream."""
+        """The kind of the other mover: a second look leaves nothing in a stream."""
         return self.inner.kind
-
-    def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
-        """Pass on the model and its parameters."""
-        self.inner.outputs = self.outputs
-        self.inner.bind(model, parameters)
 
     def join(self, stream: Stream) -> None:
         """Pass on the stream, and remember it: it tells of a shift."""
@@ -372,21 +359,9 @@ class MirroredView(Predictor):
         # Means of probabilities did neither better nor worse, and not every output is one.
         return (logits + back) / 2
 
-    def output(self, logits: Tensor) -> Tensor:
-        """Return the other predictor's output for these logits."""
-        return self.inner.output(logits)
-
     def facts_in(self, state: StreamState) -> dict[str, Any]:
-        """Return the other predictor's facts about a stream."""
+        """Return the other mover's facts about a stream."""
         return self.inner.facts_in(state)
-
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors of the other predictor."""
-        return self.inner.tensors()
-
-    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Convert the tensors of the other predictor."""
-        self.inner.apply(fn)
 
 
 def _put(logits: Tensor, images: Tensor, outputs: Tensor) -> Tensor:

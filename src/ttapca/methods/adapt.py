@@ -112,7 +112,7 @@ def adapt(
     return Adapter(
         model,
         made.surfaces,
-        made.predictor,
+        made.mover,
         forgetting=forgetting,
         guard=guard,
         logits=logits,

@@ -80,7 +80,7 @@ class EATA(GradientMethod):
 
     def assemble(self) -> Assembly:
         """Return scale and shift, moved by reliable samples."""
-        return self.assembly(NormAffine(), predictor=ReliableSteps(self))
+        return self.assembly(NormAffine(), mover=ReliableSteps(self))
 
 
 class ReliableSteps(GradientSteps):

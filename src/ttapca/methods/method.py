@@ -1,4 +1,4 @@
-"""What a method is: typed options, from which surfaces and a predictor are assembled.
+"""What a method is: typed options, from which surfaces and a mover are assembled.
 
 A method is a frozen dataclass, registered where it is defined:
 
@@ -49,7 +49,7 @@ from ttapca._checks import (
 from ttapca.adaptation.optimisation import (
     DEFAULT_LEARNING_RATE,
     Logits,
-    Predictor,
+    Mover,
     adam,
 )
 from ttapca.adaptation.surfaces import (
@@ -122,12 +122,12 @@ class Assembly:
 
     Attributes:
         surfaces: What may change.
-        predictor: What moves them; None where they compute their own state in the forward pass.
+        mover: What moves them; None where they compute their own state in the forward pass.
         memory: After this many samples, what was seen of a stream counts 1 / e.
     """
 
     surfaces: list[Surface]
-    predictor: Predictor | None = None
+    mover: Mover | None = None
     memory: float = math.inf
 
 
@@ -152,7 +152,7 @@ class Method:
         _check_fields(self)
 
     def assemble(self) -> Assembly:
-        """Return surfaces and predictor, to be put on one model."""
+        """Return surfaces and mover, to be put on one model."""
         raise NotImplementedError
 
     def for_outputs(self, kind: OutputKind | None) -> Method:
@@ -214,13 +214,13 @@ class GradientMethod(Method):
         return {"optimizer": self.optimiser(self.lr), "steps": self.steps, "logits": self.logits}
 
     def assembly(
-        self, *moved: Surface, predictor: Predictor, statistics: Sequence[Surface] | None = None
+        self, *moved: Surface, mover: Mover, statistics: Sequence[Surface] | None = None
     ) -> Assembly:
         """Return statistics, what is moved, and the gains of a filter where there is one.
 
         Args:
             *moved: What gradient steps move.
-            predictor: What takes them.
+            mover: What takes them.
             statistics: Statistics of the method's own, in place of those that the option chooses.
         """
         gain = self.gain or "relu"
@@ -229,7 +229,7 @@ class GradientMethod(Method):
             statistics = statistics_surfaces(self.statistics, below)
         surfaces = [*statistics, *moved, *below]
         memory = CONSTANTS.memory if below and is_closed_form(gain) else math.inf
-        return Assembly(surfaces, predictor, memory)
+        return Assembly(surfaces, mover, memory)
 
 
 def statistics_surfaces(
@@ -292,9 +292,9 @@ def _share_alone(closed: Sequence[SpectralGains], constants: Constants) -> float
     them, the full weight cost clean images three points. Where nobody knows how many there are, or
     what images are unusual, a single image has no weight.
     """
-    known = (each.fitted.classes_ for each in closed)
-    classes = next((each for each in known if each is not None), None)
-    return 0.0 if classes is None else min(1.0, constants.few_classes / len(classes.shares))
+    found = (each.fitted.classes_ for each in closed)
+    known = next((classes for classes in found if classes is not None), None)
+    return 0.0 if known is None else min(1.0, constants.few_classes / len(known.shares))
 
 
 def needed_filter(given: object) -> FittedFilter:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
-from ttapca.adaptation.optimisation import Predictor, Run, log_predictions
+from ttapca.adaptation.optimisation import Mover, Run, log_predictions
 from ttapca.errors import AttachError, LayerOutputError
 from ttapca.methods.method import (
     Assembly,
@@ -62,7 +62,7 @@ class T3A(Method):
         return Assembly(statistics_surfaces(self.statistics), Prototypes(self))
 
 
-class Prototypes(Predictor):
+class Prototypes(Mover):
     """Predicts by the prototypes of the stream, those of this batch included.
 
     The stream keeps the supports: features, shape (supports, d), in the order of their classes;

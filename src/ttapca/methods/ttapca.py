@@ -93,5 +93,5 @@ class TTAPCA(GradientMethod):
                 BasisWarning,
             )
         gains = SpectralGains(fitted, self.gain, **options)
-        predictor = GradientSteps(mean_entropy, **self.stepping())
-        return Assembly([*statistics_surfaces(self.statistics), gains], predictor)
+        mover = GradientSteps(mean_entropy, **self.stepping())
+        return Assembly([*statistics_surfaces(self.statistics), gains], mover)

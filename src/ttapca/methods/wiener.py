@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 
 from ttapca._checks import Number, Whole
-from ttapca.adaptation.optimisation import GradientSteps, Logits, Predictor, Run, adam, mean_entropy
+from ttapca.adaptation.optimisation import GradientSteps, Logits, Mover, Run, adam, mean_entropy
 from ttapca.adaptation.passes import ChainPasses, MirroredView, Order, RunCounts
 from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains, StreamStatistics, Surface
 from ttapca.errors import OptionError
@@ -226,12 +226,12 @@ class Wiener(Method):
         if image_filter is not None and self.outliers is not False:
             # Attached last, though it acts first: a folded filter wants a layer without hooks.
             surfaces.append(OutlierRepair(image_filter, self.constants))
-        predictor: Predictor | None = None
+        mover: Mover | None = None
         if self._counts_classes and (known := self._classes()) is not None:
-            predictor = RunCounts(known, self.constants)
+            mover = RunCounts(known, self.constants)
         if classes is not None:
             following = [each for each in statistics if isinstance(each, StreamStatistics)]
-            predictor = ChainPasses(
+            mover = ChainPasses(
                 classes,
                 following[0] if following else None,
                 required=self.order is not None,
@@ -239,8 +239,8 @@ class Wiener(Method):
                 constants=self.constants,
             )
         if self.views == 2:
-            predictor = MirroredView(predictor or Predictor())
-        return Assembly(surfaces, predictor, self.memory)
+            mover = MirroredView(mover or Mover())
+        return Assembly(surfaces, mover, self.memory)
 
 
 @register("ttapca-closed", **OURS)
@@ -278,7 +278,7 @@ class PulledWiener(Wiener):
         return False
 
     def assemble(self) -> Assembly:
-        """Return the same, and a predictor of a factor on each gain."""
+        """Return the same, and a mover of a factor on each gain."""
         below = super().assemble()
         return Assembly(below.surfaces, PulledSteps(self), below.memory)
 

@@ -71,12 +71,12 @@ class GatheredNetwork:
         outputs: EvaluatedKind | None = None,
     ) -> None:
         made = method.for_outputs(outputs).assemble()
-        if made.predictor is not None and made.predictor.reads == "nothing":
-            made.predictor.reads = "probabilities"
+        if made.mover is not None and made.mover.reads == "nothing":
+            made.mover.reads = "probabilities"
         self._adapter = Adapter(
             model,
             made.surfaces,
-            made.predictor,
+            made.mover,
             forgetting="online",
             logits=logits,
             outputs=outputs,
@@ -100,7 +100,7 @@ class GatheredNetwork:
     @property
     def outputs(self) -> OutputKind:
         """What the outputs of the last pass mean."""
-        return self._adapter.predictor.outputs.found
+        return self._adapter.mover.outputs.found
 
     @property
     def kind(self) -> str:
@@ -145,7 +145,7 @@ class GatheredNetwork:
         return self._served(requests, logits.float().cpu(), outcomes)
 
     def _check(self, logits: Tensor, rows: int, outcomes: Sequence[StreamOutcome]) -> None:
-        outputs = self._adapter.predictor.outputs
+        outputs = self._adapter.mover.outputs
         if outputs.of_pixels(logits) or len(logits) != rows:
             found = tuple(outputs.as_returned(logits).shape)
             raise LayerOutputError(
@@ -173,7 +173,7 @@ class GatheredNetwork:
             first += copies * size
             finite = bool(torch.isfinite(best).all())
             differ = _differing(answered, best) if copies > 1 and finite else None
-            answered = self._adapter.predictor.outputs.as_returned(answered).clone()
+            answered = self._adapter.mover.outputs.as_returned(answered).clone()
             adapted = outcome.filtered and record.mode == "on"
             if not finite:
                 after = dataclasses.replace(record, skipped=record.skipped + 1)

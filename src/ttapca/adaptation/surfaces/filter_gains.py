@@ -60,8 +60,8 @@ class SpectralGains(Surface):
         layer, attachment = prepare(model, fitted, self._gain, strict=self.strict, **self._options)
         attachment.put_on(layer, switch=self, patches=self.patches)
         self.filter = attachment.filter
-        if self.filter.gain is not None:
-            self.filter.gain.join(self.stream)
+        if stream is not None and self.filter.gain is not None:
+            self.filter.gain.join(stream)
         learned = list(self.parameters())
         if learned:
             self.stream.keep(f"gains at {fitted.layer}", ParameterValues(learned))
