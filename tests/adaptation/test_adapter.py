@@ -14,13 +14,9 @@ from adapters import BATCHES, CASES, DATA, NETWORKS, X, adapted, fitted
 from oracles import DensePCA, images, left_untouched, plain_ttapca_loop, small_convnet
 from ttapca import Adapter, BatchNormStatistics, SpectralGains
 from ttapca.adaptation.optimisation import GradientSteps, mean_entropy
-from ttapca.adaptation.surfaces import (
-    InputTransform,
-    NormAffine,
-    StreamStatistics,
-    Surface,
-)
+from ttapca.adaptation.surfaces import NormAffine, StreamStatistics, Surface
 from ttapca.errors import AttachError, LayerOutputError, OptionError
+from ttapca.methods.slr import InputTransform
 from ttapca.support.outputs import softmax_entropy
 
 

@@ -90,7 +90,11 @@ def mixed_layers(model: nn.Module, fitted: ttapca.FittedFilter, **options: Any) 
     """The weight of every layer whose statistics `wiener` mixes, by path."""
     with ttapca.adapt(model, "wiener", filter=fitted, **options) as adapted:
         surfaces = [each for each in adapted.surfaces if isinstance(each, StreamStatistics)]
-    return {layer.path: layer.weight for surface in surfaces for layer in surface.layers}
+    return {
+        layer.path: weight
+        for surface in surfaces
+        for layer, weight in zip(surface.layers, surface.weights.tolist(), strict=True)
+    }
 
 
 def mixes_tokens(model: nn.Module, fitted: ttapca.FittedFilter, **options: Any) -> bool:

@@ -17,7 +17,6 @@ import ttapca
 from adapters import adapted, same
 from known_shifts import followed, passed, spectrum
 from oracles import images
-from ttapca.adaptation.surfaces import StreamStatistics
 from ttapca.errors import LayerOutputError
 from ttapca.methods.method import Mixture
 from ttapca.spectral.conditions import KnownConditions
@@ -340,9 +339,9 @@ def test_weights_change_evenly_from_the_first_to_the_last_layer_of_each_kind() -
     # A saved filter has its layers in another order.
     backwards = dict(reversed(source.items()))
     surface, _ = followed(model, ends=(0.1, 0.9), source=backwards, alone=0.3, prior=4.0)
-    found = {layer.path: (layer.weight, layer.alone) for layer in surface.layers}
-    batch_norms = {"1": (0.1, 0.3), "5": (0.5, 0.3), "9": (0.9, 0.3)}
-    assert found == batch_norms | {"3": (0.1, 0.0), "7": (0.9, 0.0)}
+    assert [layer.path for layer in surface.layers] == ["1", "5", "9", "3", "7"]
+    assert surface.weights.tolist() == [0.1, 0.5, 0.9, 0.1, 0.9]
+    assert surface.weights_alone.tolist() == [0.3, 0.3, 0.3, 0.0, 0.0]
 
 
 def test_moments_of_all_layers_are_kept_side_by_side_around_the_mean_of_the_source() -> None:
@@ -362,7 +361,7 @@ def test_moments_of_all_layers_are_kept_side_by_side_around_the_mean_of_the_sour
     for layer in surface.layers:
         kind = "GroupNorm" if layer.path in source else "BatchNorm"
         away = values_of(kind, seen[layer.path]) - SOURCE_MEAN[:, None]
-        found = known.moments[0, :, layer.place[1]]
+        found = known.moments[0, :, layer.channels]
         np.testing.assert_allclose(found[0], away.mean((0, 2)), atol=1e-12)
         np.testing.assert_allclose(found[1], np.square(away).mean((0, 2)), rtol=1e-12)
 
@@ -672,7 +671,7 @@ def test_nothing_is_written_into_the_layers_and_nothing_is_left() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ends": (0.1, 1.5)}, "`ends` must be"),
+        ({"last": 1.5}, "`last` must be"),
         ({"prior": -1.0}, "`prior` must be"),
         ({"alone": 2.0}, "`alone` must be"),
     ],
@@ -680,4 +679,4 @@ def test_nothing_is_written_into_the_layers_and_nothing_is_left() -> None:
 )
 def test_values_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ttapca.errors.OptionError, match=message):
-        StreamStatistics(**options)
+        ttapca.Mixture(**options)

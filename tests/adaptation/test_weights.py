@@ -16,7 +16,8 @@ from oracles import (
     plain_entropy,
     small_convnet,
 )
-from ttapca.adaptation.surfaces import InputTransform, NormAffine, Surface, Weights
+from ttapca.adaptation.surfaces import NormAffine, Surface, Weights
+from ttapca.methods.slr import InputTransform
 
 BATCHES = list(images(120, seed=8).split(12))
 X = BATCHES[0]

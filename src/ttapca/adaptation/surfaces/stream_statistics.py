@@ -73,6 +73,8 @@ class StreamStatistics(Surface):
 
     Attributes:
         layers: Those that were taken over, once attached.
+        weights: Of many images that have surely shifted, in each of these layers.
+        weights_alone: Of a single image that is very unusual, likewise.
         classes: What is known of classes, for these layers.
     """
 
@@ -118,8 +120,8 @@ class StreamStatistics(Surface):
                 channels += kind.channels
         taken = [layer for layer, _ in sample_norms.values()]
         call_every_layer(model, taken, self, self.patches)
-        self._weights = torch.tensor(weights, dtype=torch.float64)
-        self._alone = torch.tensor(alone, dtype=torch.float64)
+        self.weights = torch.tensor(weights, dtype=torch.float64)
+        self.weights_alone = torch.tensor(alone, dtype=torch.float64)
         widths = torch.tensor([each.kind.channels for each in self.layers], dtype=torch.long)
         self.layer_of = torch.arange(len(widths)).repeat_interleave(widths)  # of each channel
         if self._source_classes is not None:
@@ -182,9 +184,9 @@ class StreamStatistics(Surface):
         total = past.independent.to(counts) * fading + counts
         seen = past.samples.to(counts) * fading + sizes
         shift, unusual = (each[:, None].to(counts) for each in (batch.shift, batch.unusual))
-        plain = self._weights.to(counts) * shift * total / (total + self.prior).clamp(min=TINY)
+        plain = self.weights.to(counts) * shift * total / (total + self.prior).clamp(min=TINY)
         left = torch.where(seen > 0, 1 - (seen - 1) / max(self.prior, TINY), 0.0).clamp(0, 1)
-        alone = self._alone.to(counts) * unusual * left
+        alone = self.weights_alone.to(counts) * unusual * left
         # One number says nothing about a channel, so the first image of these changes nothing.
         first = seen <= 1
         with_maps = torch.where(first & (alone == 0), 0.0, (plain + alone).clamp(max=1))
@@ -214,7 +216,7 @@ class StreamStatistics(Surface):
             counts = batch.summed(plan.counts[:, :-1], adapted=True)
             fading = torch.exp(-batch.sizes(adapted=True) / batch.memory)[:, None]
             total = past.independent * fading + counts
-            weight = self._weights * batch.shift[:, None] * total / (total + self.prior)
+            weight = self.weights * batch.shift[:, None] * total / (total + self.prior)
             weights.append((weight, counts / total.clamp(min=1)))
         (before, _), (later, new) = weights
         most = torch.maximum((before - later).abs(), later * new * differ).amax(1).tolist()
@@ -253,7 +255,7 @@ class StreamStatistics(Surface):
             return None if state.layers is None else 0.0
         samples = state.layers.independent[state.latest]
         shift = state.spectra[0].shift[state.latest] if state.spectra else torch.tensor(1.0)
-        weights = self._weights * shift * samples / (samples + self.prior).clamp(min=1)
+        weights = self.weights * shift * samples / (samples + self.prior).clamp(min=1)
         return float(weights.mean())
 
     def extra_repr(self) -> str:
