@@ -29,7 +29,7 @@ from scripted_classes import (
     shuffled_labels,
 )
 from small_networks import pixelwise
-from ttapca.adaptation.passes import ChainPasses, Order, RunCounts
+from ttapca.adaptation.chain_passes import ChainPasses, Order, RunCounts
 from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import LayerOutputError, OptionError
 from ttapca.spectral.chain import ChainState, ClassChain

@@ -15,10 +15,11 @@ import ttapca
 from adapters import passes_of, same
 from oracles import DensePCA, images, small_convnet
 from ttapca import networks
+from ttapca.adaptation.chain_passes import ChainPasses
 from ttapca.adaptation.optimisation import Mover
-from ttapca.adaptation.passes import ChainPasses, MirroredView
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.errors import LayerOutputError, OptionError, ShapeError
+from ttapca.methods.wiener import MirroredView
 from ttapca.spectral.stream import Stream
 
 SOURCE = images(1500)

@@ -102,7 +102,7 @@ def serve(
     Ctrl-C or SIGTERM: what runs is answered, streams are saved, and the service ends.
     """
     from ttapca._checks import Maybe, OneOf, check_option
-    from ttapca.adaptation.passes import Order
+    from ttapca.adaptation.chain_passes import Order
     from ttapca.networks.evaluation import EvaluatedKind
     from ttapca.serving.answers import Mode
     from ttapca.serving.http_server import listen, signals_put_back, url_of

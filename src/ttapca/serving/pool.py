@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ttapca._checks import Maybe, Number, OneOf, Whole, check_option
-from ttapca.adaptation.passes import Order
+from ttapca.adaptation.chain_passes import Order
 from ttapca.errors import (
     CallbackWarning,
     InputTypeError,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.adaptation.adapter import Adapter
-from ttapca.adaptation.passes import ChainPasses
+from ttapca.adaptation.chain_passes import ChainPasses
 from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import LayerOutputError
 from ttapca.fitting.fitted_filter import FittedFilter

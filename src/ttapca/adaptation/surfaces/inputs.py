@@ -1,4 +1,4 @@
-"""What is done to the inputs of a network and of a filter before the filter acts.
+"""Checks and repairs of inputs, before a filter acts.
 
 Implausible samples are set aside, images in other units lead to a warning, and single pixels that
 have gone wrong are replaced.
@@ -21,7 +21,7 @@ from ttapca.spectral.outliers import SourceOutliers
 from ttapca.spectral.stream import Stream
 from ttapca.support.modules import find_layer
 
-# After so many images, nobody asks for their units any more: these do not change in a stream.
+# After this many images their units are known: these do not change in a stream.
 MOST_IMAGES = 256
 
 
@@ -34,8 +34,8 @@ class InputCheck:
     warning, as do images that are in other units than those of the fit.
 
     Args:
-        source: What the network was given at the fit: inside of wrappers that normalise.
-        stream: Whose samples are set aside; None if all are adapted to.
+        source: The inputs of the network at the fit: inside of wrappers that normalise.
+        stream: Its implausible samples are set aside; None if all are adapted to.
         constants: See `ttapca.spectral.constants`.
     """
 

@@ -1,18 +1,18 @@
 """Statistics of normalisation layers that follow streams: as long as nothing shifts, the source's.
 
-A channel is normalised by a mixture of what a stream has shown, with weight alpha, and the source:
+A channel is normalised by a mixture of the stream so far, with weight alpha, and the source:
 
     mean = (1 - alpha) m_source + alpha m_stream
     var  = (1 - alpha) v_source + alpha v_stream + alpha (1 - alpha) (m_stream - m_source)^2
 
 alpha rises with how surely the stream has shifted, with the depth of the layer, and with N, the
-number of independent images that were seen:
+number of its independent images:
 
     alpha = full shift N / (N + prior)        full from `first` to `last`
 
-What the classes of a batch explain is taken out of its moments first, if anybody looks at classes
-(`ttapca.spectral.class_plan`). All moments are kept around the mean of the source, where mixtures
-are sums, and those of all layers side by side, so that a batch is added to a stream in one step.
+If classes are looked at, the part of the moments that the classes of a batch explain is taken out
+first (`ttapca.spectral.class_plan`). All moments are kept around the mean of the source, where
+mixtures are sums, and those of all layers side by side: a batch is added to a stream in one step.
 """
 
 from __future__ import annotations
@@ -24,14 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.adaptation.surfaces.base import Surface
-from ttapca.adaptation.surfaces.statistics import (
-    BatchNormKind,
-    Forward,
-    Moments,
-    NormKind,
-    SampleNormKind,
-    refuse_replaced,
-)
+from ttapca.adaptation.surfaces.statistics import refuse_replaced
 from ttapca.errors import AttachError
 from ttapca.spectral.class_plan import ClassPlan, LayerClasses
 from ttapca.spectral.constants import CONSTANTS, Constants
@@ -42,6 +35,11 @@ from ttapca.spectral.stream_state import TINY, LayerMoments, StreamState
 from ttapca.support.channel_moments import channel_moments, moments_of_each, some_places
 from ttapca.support.modules import LayerPaths, device_and_dtype
 from ttapca.support.norm_layers import (
+    BatchNormKind,
+    Forward,
+    Moments,
+    NormKind,
+    SampleNormKind,
     call_every_layer,
     channels_of,
     is_sample_norm,
@@ -63,19 +61,17 @@ class StreamStatistics(Surface):
             between it changes evenly.
         prior: Number of images that weigh half as much as many.
         alone: Weight of a single image that is very unusual, in every BatchNorm layer with feature
-            maps. It is added to the weight of a batch, and fades to 0 as there come to be more than
-            `prior` images.
+            maps. It is added to the weight of a batch, and fades to 0 until `prior` images came.
         source: Mean and variance of every channel of GroupNorm and LayerNorm layers, before the
-            layer's own scale and shift, by path, shape (2, channels); see
-            `ttapca.fitting.channel_statistics`.
-        classes: What is known of classes in the source; None if nobody looks at them.
+            layer's own scale and shift, by path, shape (2, channels).
+        classes: The classes of the source; None if classes are not looked at.
         constants: See `ttapca.spectral.constants`.
 
     Attributes:
         layers: Those that were taken over, once attached.
         weights: Of many images that have surely shifted, in each of these layers.
         weights_alone: Of a single image that is very unusual, likewise.
-        classes: What is known of classes, for these layers.
+        classes: The classes of the source, for these layers.
     """
 
     def __init__(
@@ -97,7 +93,7 @@ class StreamStatistics(Surface):
         self._pass: LayerPass | None = None
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
-        """Take over all BatchNorm layers with running statistics, and those that are known."""
+        """Take over all BatchNorm layers with running statistics, and the layers of `source`."""
         super().attach(model, stream)
         batch_norms = with_running_statistics(model)
         paths = LayerPaths(model)
@@ -156,7 +152,7 @@ class StreamStatistics(Surface):
         }
 
     def pass_of(self, batch: StreamBatch) -> LayerPass:
-        """Return what a pass of a batch normalises with, made once for all layers."""
+        """Return the statistics of a pass of a batch, made once for all layers."""
         found = self._pass
         if found is None or not found.is_of(batch):
             found = self._pass = LayerPass(self, batch)
@@ -167,17 +163,14 @@ class StreamStatistics(Surface):
     def weights_of(
         self, batch: StreamBatch, past: LayerMoments, counts: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the weights of the test data in layers with feature maps and in others.
+        """Return weights, numbers of independent images, and of images, (groups, layers) each.
 
-        And how many independent images these rest on, and how many images were seen.
+        The weights are those of the test data in layers with feature maps, and in others.
 
         Args:
             batch: That goes through the model.
-            past: What its groups have shown before.
-            counts: How many independent images of each there are, shape (groups, layers).
-
-        Returns:
-            Four tensors of shape (groups, layers), float64.
+            past: Of its groups, before the batch.
+            counts: Number of independent images of each, shape (groups, layers).
         """
         sizes = batch.sizes(adapted=True)[:, None].to(counts)
         fading = torch.exp(-sizes / batch.memory)
@@ -193,15 +186,10 @@ class StreamStatistics(Surface):
         return with_maps, torch.where(first, 0.0, plain), total, seen
 
     def change(self, batch: StreamBatch, other: ClassPlan) -> list[float]:
-        """Return by how much statistics depend on which plan a pass goes by, from 0 to 1.
+        """Return how much statistics change with another plan than that of a pass, from 0 to 1.
 
-        That is the difference of the weights of the test data, and the share of images whose class
-        is another one, times the weight that these images have; the largest of any layer, for each
-        stream.
-
-        Args:
-            batch: After a pass.
-            other: Than that which the pass went by.
+        For each stream that is the largest of any layer: the difference of the weights of the test
+        data, or the share of images whose class is another one, times the weight of these images.
         """
         found = [0.0] * len(batch.states)
         if batch.plan is None or not self.layers:
@@ -225,10 +213,9 @@ class StreamStatistics(Surface):
         return found
 
     def _settle(self, batch: StreamBatch) -> tuple[LayerMoments, Sequence[bool]] | None:
-        """Add what layers have seen to streams, without what the classes explain by the last plan.
+        """Return moments with this batch, and which groups have any; a row for each group.
 
-        Returns:
-            Moments, a row for each group, and which groups have seen anything.
+        The part that the classes explain by the last plan is taken out.
         """
         known = self.pass_of(batch)
         self._pass = None  # it holds the batch
@@ -265,17 +252,18 @@ class StreamStatistics(Surface):
 
 
 class LayerPass:
-    """What one pass normalises with, for all layers and all groups of its batch.
+    """The statistics of one pass, for all layers and all groups of its batch.
 
     Attributes:
-        past: What the groups have shown before.
-        weights: Of the test data, in layers with feature maps and in others, shape (groups, layers)
-            each; for a single group, lists of numbers.
-        total: How many independent images were seen by now, shape (groups, layers).
-        seen: How many images, of any kind.
-        new: Share of this batch in what was seen, shape (groups, layers).
-        corrections: What the classes of the batch explain, shape (groups, channels) each; None if
-            nobody looks at classes.
+        past: Moments of the groups before the batch.
+        tables: Weights of the test data, in layers with feature maps and in others, shape (groups,
+            layers) each.
+        numbers: The same for a single group, as lists of numbers.
+        total: Number of independent images by now, shape (groups, layers).
+        seen: Number of images, of any kind.
+        new: Share of this batch in `total`, shape (groups, layers).
+        corrections: The part of mean and variance that the classes of the batch explain, shape
+            (groups, channels) each; None if classes are not looked at.
     """
 
     def __init__(self, surface: StreamStatistics, batch: StreamBatch) -> None:
@@ -308,10 +296,10 @@ class LayerPass:
         return same and self._version == batch.version
 
     def mixed(self, layer: LayerStatistics, maps: bool, own: Moments) -> Moments:
-        """Return the mixture of this batch, of what was seen before, and of the source.
+        """Return the mixture of this batch, of those before it, and of the source.
 
-        With s and v the mean and variance of the batch, c and r what its classes explain, n its
-        share in what was seen, and p and e the moments of before, all around the source's mean,
+        With s and v the mean and variance of the batch, c and r the part that its classes explain,
+        n its share in the stream, and p and e the moments of before, all around the source's mean,
 
             mean = alpha ((1 - n) p + n (s - c))
             var  = (1 - alpha) v_source + alpha ((1 - n) e + n (r v + (s - c)^2)) - mean^2
@@ -319,9 +307,9 @@ class LayerPass:
         of which all that does not depend on the layer's input is computed for all layers at once.
 
         Args:
-            layer: That asks.
+            layer: One of the layers.
             maps: Whether its samples have feature maps.
-            own: Mean, from that of the source, and variance, shape (groups, channels) each.
+            own: s and v, shape (groups, channels) each.
         """
         (shift, var), number = own, layer.number
         shares, tables = self._mixture(0 if maps else 1, shift)
@@ -340,7 +328,7 @@ class LayerPass:
         return mean, second + share * square - mean.square()
 
     def _mixture(self, which: int, like: Tensor) -> tuple[Any, Sequence[Tensor]]:
-        """Return alpha n of each layer, and what `mixed` adds to for its channels."""
+        """Return alpha n of each layer, and the other terms of `mixed` for its channels."""
         found = self._mixtures.get(which)
         if found is None:
             alpha, of = self.tables[which], self._surface.layer_of
@@ -359,11 +347,10 @@ class LayerPass:
         return found
 
     def together(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what all layers have seen in this batch, side by side.
+        """Return the moments of this batch in all layers, side by side.
 
-        Returns:
-            Mean, from that of the source, and variance, shape (groups, channels) each, and whether
-            a layer has seen anything, shape (groups, layers).
+        These are mean, from that of the source, and variance, shape (groups, channels) each, and
+        whether a layer has any, shape (groups, layers).
         """
         batch = self._batch
         shifts, variances, seen = [], [], []
