@@ -253,14 +253,12 @@ class Adapter(nn.Module):
         # goes on adapting is made by `ttapca.serving.export_onnx`.
         if torch.compiler.is_exporting():
             return self._run_plain(*inputs, **options)
-        tidy_up = functools.partial(self._tidy_up, torch.is_grad_enabled())
+        gradients = functools.partial(torch.set_grad_enabled, torch.is_grad_enabled())
+        answer = functools.partial(self._answer, name, inputs, options)
+        # A batch that an error or an interrupt cuts off leaves no mark.
+        undone = functools.partial(surely, answer, then=self.hub.undo_batch)
         with self._streams.lock:
-            return surely(functools.partial(self._answer, name, inputs, options), then=tidy_up)
-
-    def _tidy_up(self, gradients: bool) -> None:
-        """Undo a batch that an error or an interrupt cut off."""
-        torch.set_grad_enabled(gradients)
-        self.hub.undo_batch()
+            return surely(undone, then=gradients)
 
     def _answer(self, name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         if not self._enabled:
@@ -283,6 +281,7 @@ class Adapter(nn.Module):
         if skip:
             self.mover.skipped = skipped + 1  # a method may have counted single images
         news = not skip and self.watch.alarm is not None and self._looked(logits)
+        returned: Tensor = self.mover.outputs.as_returned(logits)
         stream.end_batch(skipped=skip)
         stepped = self.mover.updates > updates
         if skip and (self._is_spoilt() or (stepped and _are_finite(inputs, options))):
@@ -292,7 +291,6 @@ class Adapter(nn.Module):
                 stream.forget()
         if news:  # only now: whatever the function does, the batch is part of the stream
             self.watch.tell(health_of(self, name))
-        returned: Tensor = self.mover.outputs.as_returned(logits)
         return returned
 
     def _looked(self, logits: Tensor) -> bool:
@@ -392,8 +390,9 @@ class Adapter(nn.Module):
         def run(chosen: Tensor | None) -> Tensor:
             return self._run(images if chosen is None else images[chosen])
 
-        tidy_up = functools.partial(self._tidy_up, torch.is_grad_enabled())
-        with self._streams.lock, finally_do(tidy_up), torch.no_grad():
+        gradients = functools.partial(torch.set_grad_enabled, torch.is_grad_enabled())
+        with self._streams.lock, finally_do(gradients), finally_do(stream.undo_batch):
+            torch.set_grad_enabled(False)
             stream.batch = batch
             logits, last = self.mover.predict_streams(run, batch)
             # Of other outputs, such as several for each image, an alarm sees no classes.

@@ -7,6 +7,7 @@ stream, and BatchNorm mixes the statistics of the batch with those of the source
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -195,6 +196,10 @@ class Wiener(Method):
         return dataclasses.replace(self, order="shuffled") if looks else self
 
     def _filters(self) -> list[FittedFilter]:
+        return self._checked_filters
+
+    @functools.cached_property
+    def _checked_filters(self) -> list[FittedFilter]:
         if isinstance(self.filter, (list, tuple)) and self.filter:
             return [needed_filter(one) for one in self.filter]
         return [needed_filter(self.filter)]
