@@ -64,12 +64,11 @@ class StreamOutcome:
         """Whether a filter has changed images of the stream."""
         groups = enumerate(self.batch.groups)
         own = [group for group, (stream, _) in groups if stream == self.number]
-        for each in self.batch.scalings.values():
-            if bool((each.gains[own] != 1).any()):
-                return True
-            if each.offset is not None and bool(each.offset[own].any()):
-                return True
-        return False
+        return any(
+            bool((each.gains[own] != 1).any())
+            or (each.offset is not None and bool(each.offset[own].any()))
+            for each in self.batch.scalings.values()
+        )
 
 
 class Adapter(nn.Module):
@@ -313,18 +312,14 @@ class Adapter(nn.Module):
             options = {name: _without_inference(value) for name, value in options.items()}
             with torch.enable_grad(), new_casts():
                 logits = self.mover.predict(self._run, *inputs, **options).detach()
-            if self.guard is not None and self._intervened(self.guard, logits):
-                with torch.no_grad():
-                    logits = self.mover.output(self._run(*inputs, **options))
+            if self.guard is not None:
+                call, self._calls = self._calls, self._calls + 1
+                event = self.guard.intervene(self.hub, logits, call, self._surface_parts)
+                if event is not None:
+                    self.events.append(event)
+                    with torch.no_grad():
+                        logits = self.mover.output(self._run(*inputs, **options))
         return logits
-
-    def _intervened(self, guard: CollapseGuard, logits: Tensor) -> bool:
-        """Return whether the guard has seen a collapse, and gone back."""
-        call, self._calls = self._calls, self._calls + 1
-        event = guard.intervene(self.hub, logits, call, self._surface_parts)
-        if event is not None:
-            self.events.append(event)
-        return event is not None
 
     def _is_spoilt(self) -> bool:
         """Return whether something that steps have moved is not finite."""
@@ -364,7 +359,7 @@ class Adapter(nn.Module):
     def predict_streams(
         self, states: Sequence[StreamState], images: Tensor, rows: Rows
     ) -> tuple[Tensor, list[StreamOutcome]]:
-        """Predict images of several streams in one pass, and adapt each to its own.
+        """Predict images of several streams in one pass, and adapt to each stream.
 
         For methods without gradient steps, whose streams are states. These come in and go out: the
         named streams of the adapter are not touched.
@@ -375,7 +370,7 @@ class Adapter(nn.Module):
             rows: The stream of each image, and how the image counts.
 
         Returns:
-            Logits, as the method reads them, and the outcome for each stream.
+            Logits, as the mover reads them, and the outcome for each stream.
         """
         stream = self.hub
         alike = len(states) == 1 and bool((rows.counted & rows.filtered).all())
@@ -406,7 +401,7 @@ class Adapter(nn.Module):
         return logits, [StreamOutcome(finished[own][place], own, place) for own, place in last]
 
     def facts_of(self, state: StreamState) -> dict[str, Any]:
-        """Return the facts that a state tells about a stream, under names of `Health`."""
+        """Return the facts about a stream of this state, under names of `Health`."""
         return facts_of(state, self._surfaces, self.mover, self.watch)
 
     def stream(self, name: str) -> NamedStream:

@@ -186,11 +186,11 @@ class Cost:
 
 
 def measure_cost(adapter: Adapter, batch: Tensor) -> Cost:
-    """Count what one call costs; the adapter is reset before and after.
+    """Count the cost of one call with a batch, shape (batch, ...).
 
     Args:
-        adapter: An attached adapter, on any device.
-        batch: The batch of the call, shape (batch, ...).
+        adapter: An attached adapter, on any device; it is reset before and after.
+        batch: The batch of the call.
 
     Example:
         >>> import ttapca

@@ -90,7 +90,7 @@ class CollapseGuard:
 
     @torch.no_grad()
     def collapsed(self, logits: Tensor) -> bool:
-        """Look at one more batch of logits, shape (batch, classes, ...); return True on collapse.
+        """Return whether predictions have collapsed, given one more batch, (batch, classes, ...).
 
         A batch that is not finite is ignored: nothing was learned from it either.
         """
@@ -119,13 +119,10 @@ class CollapseGuard:
     def intervene(
         self, stream: Stream, logits: Tensor, call: int, parts: Collection[str]
     ) -> GuardEvent | None:
-        """Look at one more batch: go back on collapse, else remember good states.
+        """Look at one more batch of a stream: go back on collapse, else remember good states.
 
-        Args:
-            stream: That the batch is of.
-            logits: Of the batch, shape (batch, classes, ...).
-            call: Number of the call, for the event.
-            parts: Names of the parts of the stream that belong to surfaces.
+        `call` is the number of the call for the event, `parts` names the parts of the stream that
+        belong to surfaces.
         """
         if self.collapsed(logits):
             event = GuardEvent(call, self.action, self.effective_classes, self.mean_entropy)
@@ -145,11 +142,7 @@ class CollapseGuard:
 
 
 def check_can_collapse(mover: Mover, forgetting: str) -> None:
-    """Refuse a guard over a method that cannot collapse, or whose collapse it cannot see.
-
-    Raises:
-        OptionError: The guard would have no effect.
-    """
+    """Refuse a guard over a method that cannot collapse, or whose collapse it cannot see."""
     outputs = mover.outputs
     if not outputs.exclusive:
         raise OptionError(

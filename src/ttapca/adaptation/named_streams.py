@@ -127,11 +127,7 @@ class Streams:
     def put_tensors(
         self, files: Mapping[str, Tensor], current: str, kind: str, device: torch.device
     ) -> None:
-        """Continue with the streams that `to_tensors` returned.
-
-        Raises:
-            SavedStreamError: A file is damaged, or of another kind of adapter.
-        """
+        """Continue with the streams that `to_tensors` returned."""
         streams = {}
         for name, data in files.items():
             content = data.cpu().numpy().tobytes()
@@ -210,10 +206,7 @@ class NamedStream:
         replace_file(Path(path), data)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Continue, bit for bit, where a stream of the same kind of adapter was saved.
-
-        Args:
-            path: A file that `save` wrote.
+        """Continue, bit for bit, where `save` of the same kind of adapter wrote this file.
 
         Raises:
             SavedStreamError: The file is missing, damaged, or of another kind of adapter.
@@ -248,13 +241,10 @@ def stream_to_bytes(contents: Mapping[str, Any], kind: str) -> bytes:
 
 
 def stream_of_bytes(data: bytes, kind: str, stream: Stream, name: str) -> dict[str, Any]:
-    """Return the contents of a stream, with the names and shapes of others of its kind.
+    """Return the contents of a stream from `stream_to_bytes`, or from the file of a service.
 
-    Args:
-        data: From `stream_to_bytes`, or from a file of a service.
-        kind: Of the adapter.
-        stream: Any one of this adapter.
-        name: Of the file, for errors.
+    They must have the kind of this adapter, and names and shapes as in `stream`, any one of its
+    streams. `name` is that of the file, for errors.
 
     Raises:
         SavedStreamError: The file is damaged, or of another kind of adapter.

@@ -63,6 +63,7 @@ class Mover:
     forgets = False
     reads: Reads = "nothing"
     outputs: Outputs
+    stream: Stream  # given by `join`
 
     def __init__(self) -> None:
         self.backwards = 0

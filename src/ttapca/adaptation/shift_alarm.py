@@ -222,13 +222,10 @@ class ShiftWatch:
 
 
 def _independent_in_block(samples: float, runs: float, few: float, alike: float) -> float:
-    """Return the number of independent images for which a block counts by itself.
+    """Return the number of independent images for which a block of images counts by itself.
 
-    Args:
-        samples: Number of its images.
-        runs: Number of runs that begin in it; another one may go on from the block before.
-        few: Number of images of few classes in no order.
-        alike: The same, each times how alike they are.
+    `runs` begin in it, and another one may go on from the block before; `few` of its images are of
+    few classes in no order, and `alike` is the same, each times how alike they are.
 
     Example:
         >>> _independent_in_block(64.0, 64.0, 0.0, 0.0)  # in no order
@@ -251,13 +248,8 @@ def classes_after(
 ) -> tuple[Tensor, float]:
     """Return counts and skew of the classes of a stream after one more batch.
 
-    Args:
-        before: How often each class was predicted of late, shape (classes,), or None; and how
-            surely classes were not those of the source when nothing had shifted.
-        logits: Of the batch, shape (batch, classes, ...).
-        size: Number of its samples.
-        shift: How surely the stream has shifted, from 0 to 1.
-        shares: Share of each class in the source data; None if unknown.
+    Counts tell how often each class was predicted of late, shape (classes,); skew is how surely
+    classes were not those of the source, of given shares, when nothing had shifted.
     """
     places = [d for d in range(logits.dim()) if d != 1]
     counts = size * logits.detach().double().softmax(1).mean(places).cpu()
@@ -270,14 +262,10 @@ def classes_after(
 
 
 def skew_of(counts: Tensor, shares: Tensor) -> float:
-    """Return how surely classes were not drawn by these shares, from 0 to 1.
+    """Return how surely classes, counted, were not drawn by these shares, from 0 to 1.
 
     Chi squared is compared with a bound that chance exceeds as seldom as it begins an alarm, by the
     cube root, which is about normal (Wilson and Hilferty, 1931).
-
-    Args:
-        counts: How often each class was predicted, shape (classes,).
-        shares: Share of each class in the source data, shape (classes,).
 
     Example:
         >>> shares = torch.full((10,), 0.1)

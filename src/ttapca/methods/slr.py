@@ -211,7 +211,7 @@ class InputTransform(Surface):
         self.mix = nn.Parameter(one.clone())
         self.scale = nn.Parameter(one.repeat(channels))
         self.shift = nn.Parameter(torch.zeros_like(self.scale))
-        self.patches.wrap(model, AroundForward(self))
+        self.patches.wrap(model, AroundForward(self, self.run))
         self.stream.keep("input transformation", ParameterValues(self.parameters()))
 
     def forward(self, images: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ class OutlierRepair(Surface):
 
 
 class RepairHook:
-    """A hook that gives a layer repaired images; a class, so that copies carry it along.
+    """A hook that gives a layer repaired images; a class, since methods are not copied as one.
 
     Attributes:
         surface: Repairs them; `ttapca.detach` finds it here.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -19,24 +19,15 @@ Place = tuple[nn.Module, str]
 Select = Callable[[nn.Module], list[Place]]
 
 
-class RunsForward(Protocol):
-    """A surface that runs the forward pass of a model."""
-
-    def run(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run one pass."""
-
-
 class AroundForward(Wrapper):
-    """Lets a surface run the forward pass of a model."""
+    """Lets a surface run the forward pass of a model by one of its methods."""
 
-    def __init__(self, surface: RunsForward) -> None:
-        self.surface = surface
+    def __init__(self, surface: Surface, run: Callable[..., Any]) -> None:
+        self.surface, self.run = surface, run
 
     def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run one pass."""
-        return self.surface.run(forward, args, kwargs)
+        return self.run(forward, args, kwargs)
 
 
 def has_surface(model: nn.Module, kind: type[Surface]) -> bool:
@@ -87,7 +78,7 @@ class Weights(Surface):
         self.copies = nn.ParameterList(
             nn.Parameter(original.detach().clone()) for original in by_original
         )
-        self.patches.wrap(model, AroundForward(self))
+        self.patches.wrap(model, AroundForward(self, self.run))
         self.stream.keep(self._what, self)
 
     def detach(self) -> None:
