@@ -38,6 +38,8 @@ SHAPES = {
     "BatchNorm of vectors": (CHANNELS,),
     "GroupNorm": (CHANNELS, 3, 5),
     "LayerNorm": (6, CHANNELS),
+    "LayerNorm of vectors": (CHANNELS,),
+    "LayerNorm of maps": (3, 2, CHANNELS),
 }
 
 
@@ -48,7 +50,7 @@ def layer_of(kind: str) -> tuple[nn.Module, dict[str, Tensor]]:
         "BatchNorm of vectors": lambda: nn.BatchNorm1d(CHANNELS),
         "GroupNorm": lambda: nn.GroupNorm(2, CHANNELS),
         "LayerNorm": lambda: nn.LayerNorm(CHANNELS),
-    }[kind]()
+    }[kind if kind.startswith("Batch") else kind.split()[0]]()
     layer = layer.double().eval()
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(SCALE))
@@ -63,8 +65,8 @@ def layer_of(kind: str) -> tuple[nn.Module, dict[str, Tensor]]:
 def arranged(kind: str, x: Tensor) -> Numbers:
     """Return what a layer is given, or what it returns, with channels second."""
     values = x.detach().double().numpy()
-    if kind == "LayerNorm":
-        return values.transpose(0, 2, 1)
+    if kind.startswith("LayerNorm"):
+        values = np.moveaxis(values, -1, 1)
     return values.reshape(len(values), CHANNELS, -1)
 
 
@@ -73,7 +75,7 @@ def values_of(kind: str, x: Tensor) -> Numbers:
     values = arranged(kind, x)
     if kind.startswith("BatchNorm"):
         return values
-    over = values[:, None] if kind == "LayerNorm" else values.reshape(len(values), 2, -1)
+    over = values[:, None] if kind.startswith("LayerNorm") else values.reshape(len(values), 2, -1)
     mean, var = over.mean(2, keepdims=True), over.var(2, keepdims=True)
     found: Numbers = ((over - mean) / np.sqrt(var + EPS)).reshape(values.shape)
     return found
