@@ -145,6 +145,7 @@ def shifted(number: int, kind: str, seed: int = 1) -> Tensor:
 OPTIONS: dict[str, dict[str, Any]] = {
     "all weight": {},
     "a mixture": {"shift": 0.7, "unusual": 0.4, "full": 0.8, "prior": 6.0, "alone": 0.3},
+    "none for one alone": {"shift": 0.7, "unusual": 0.4, "full": 0.8, "prior": 6.0},
     "no shift": {"shift": 0.0, "unusual": 0.4, "full": 0.8, "prior": 16.0, "alone": 0.3},
 }
 
@@ -156,8 +157,12 @@ def surface_options(options: dict[str, Any]) -> dict[str, Any]:
     return {"ends": (full, full), **given}
 
 
+# Single images count from the second one on; the first one does, too, if it alone has a weight.
+SIZES = [[30], [5, 30, 6, 20], [9, 1, 1, 1], [1, 20], [2, 30], [1, 1, 1, 1, 1]]
+
+
 @pytest.mark.parametrize("memory", [math.inf, 100.0, 7.0])
-@pytest.mark.parametrize("sizes", [[30], [5, 30, 6, 20], [9, 1, 1, 1], [1, 20], [2, 30]], ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", SHAPES)
 def test_a_stream_is_one_large_batch_whose_past_fades(
@@ -170,20 +175,6 @@ def test_a_stream_is_one_large_batch_whose_past_fades(
     for batch in shifted(sum(sizes), kind).split(sizes):
         found = arranged(kind, passed(model, stream, batch))
         np.testing.assert_allclose(found, plain.normalised(batch), rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize("memory", [math.inf, 7.0])
-@pytest.mark.parametrize("alone", [0.0, 0.3])
-@pytest.mark.parametrize("kind", SHAPES)
-def test_single_images_count_from_the_second_one_on(kind: str, alone: float, memory: float) -> None:
-    """The first one does, too, where one image alone has a weight."""
-    given = {**OPTIONS["a mixture"], "alone": alone, "memory": memory}
-    model, source = layer_of(kind)
-    _, stream = followed(model, source=source, **surface_options(given))
-    plain = PlainStream(kind, **given)
-    for image in shifted(5, kind).split(1):
-        found = arranged(kind, passed(model, stream, image))
-        np.testing.assert_allclose(found, plain.normalised(image), rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -556,15 +547,6 @@ def test_images_that_are_not_filtered_pass_bit_for_bit_and_say_nothing(kind: str
         alone, states = passed_together(model, stream, states, some)
         assert torch.equal(output[mixed.filtered], alone)
     assert all(same_layers(one, other) for one, other in zip(states, with_others, strict=True))
-
-
-@pytest.mark.parametrize("kind", SHAPES)
-def test_if_no_image_is_filtered_a_layer_is_as_it_was(kind: str) -> None:
-    model, source = layer_of(kind)
-    plain = copy.deepcopy(model)
-    _, stream = followed(model, source=source, **surface_options(GIVEN))
-    states = states_of(stream)
-    mixed = mixed_batches(kind)[0]
     mixed.filtered[:] = False
     output, after = passed_together(model, stream, states, mixed)
     assert torch.equal(output, plain(mixed.images))
