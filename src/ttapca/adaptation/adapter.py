@@ -208,7 +208,7 @@ class Adapter(nn.Module):
 
     @property
     def updates(self) -> int:
-        """Number of gradient steps taken since the adapter was made."""
+        """Number of gradient steps since the adapter was made."""
         return self.mover.updates
 
     @property
@@ -283,7 +283,7 @@ class Adapter(nn.Module):
         returned: Tensor = self.mover.outputs.as_returned(logits)
         stream.end_batch(skipped=skip)
         stepped = self.mover.updates > updates
-        if skip and (self._is_spoilt() or (stepped and _are_finite(inputs, options))):
+        if skip and (self._is_spoilt() or (stepped and _are_finite((inputs, options)))):
             # Not the batch was broken, a step went too far, this one's or that of the batch before.
             # Undone, it may go too far again at every later batch; the source is a safe place.
             with torch.inference_mode(False):
@@ -323,7 +323,7 @@ class Adapter(nn.Module):
 
     def _is_spoilt(self) -> bool:
         """Return whether something that steps have moved is not finite."""
-        return not all(map(_is_finite, tensors_in(self.hub.contents()["parts"])))
+        return not _are_finite(self.hub.contents()["parts"])
 
     def _run(self, *inputs: Any, **options: Any) -> Tensor:
         """Run the model with its surfaces in place; return logits as the mover reads them."""
@@ -609,8 +609,8 @@ def _is_finite(logits: Any) -> bool:
     return not isinstance(logits, Tensor) or bool(torch.isfinite(logits).all())
 
 
-def _are_finite(inputs: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    return all(map(_is_finite, (*inputs, *options.values())))
+def _are_finite(tree: Any) -> bool:
+    return all(map(_is_finite, tensors_in(tree)))
 
 
 def _without_inference(value: Any) -> Any:

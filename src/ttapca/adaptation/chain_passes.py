@@ -122,7 +122,9 @@ class ChainPasses(Mover):
             if batch.left_out or not self._usable(found, batch):
                 return (found if logits is None else logits), last
             plan, outputs = self._read(batch, found)
-            logits = outputs if logits is None or images is None else _put(logits, images, outputs)
+            if logits is not None and images is not None:
+                outputs = logits.index_copy(0, images.to(logits.device), outputs)
+            logits = outputs
             repeated = self._surprised(batch, plan) if left else []
             batch.plan = plan
             if not repeated:
@@ -174,7 +176,8 @@ class ChainPasses(Mover):
         places = batch.counted_images()
         self._of_places = logits.dim() > 2
         if self._of_places and not isinstance(places, int):
-            return ClassPlan.of_shares(self._known, _shares_of(logits), places), logits
+            shares = logits.detach().softmax(1).flatten(2).mean(2).cpu()
+            return ClassPlan.of_shares(self._known, shares, places), logits
         state = batch.chains_before()
         sizes = None if isinstance(places, int) else [len(own) for own in places]
         predicted = by_stream(batch.as_numbers(logits.detach()).softmax(1), places)
@@ -286,13 +289,3 @@ class RunCounts(ChainPasses):
         """Return nothing: the order is used for nothing that a person would ask for."""
         del state
         return {}
-
-
-def _put(logits: Tensor, images: Tensor, outputs: Tensor) -> Tensor:
-    """Return logits with those of some images replaced."""
-    return logits.index_copy(0, images.to(logits.device), outputs)
-
-
-def _shares_of(logits: Tensor) -> Tensor:
-    """Return the mean class probabilities over all places of each image."""
-    return logits.detach().softmax(1).flatten(2).mean(2).cpu()

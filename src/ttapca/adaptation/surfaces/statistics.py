@@ -86,6 +86,7 @@ class BatchNormStatistics(Surface):
                 "none. Choose a method that does without them."
             )
         refuse_replaced(layers)
+        self.layers = []
         first, last = self.ends
         for number, layer in enumerate(layers):
             weight = first + (last - first) * number / max(1, len(layers) - 1)

@@ -95,6 +95,7 @@ class StreamStatistics(Surface):
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Take over all BatchNorm layers with running statistics, and the layers of `source`."""
         super().attach(model, stream)
+        self.layers = []
         batch_norms = with_running_statistics(model)
         paths = LayerPaths(model)
         sample_norms = self._known_sample_norms(model, paths)
