@@ -83,7 +83,7 @@ class Adapter(nn.Module):
 
     It works inside `torch.no_grad()` and `torch.inference_mode()`, and returns logits without
     gradients. Training mode has no effect: the model is put in evaluation mode, also after
-    somebody has called `train()` on it, and `detach()` restores the model's own flags.
+    a call of `train()` on it, and `detach()` restores the model's own flags.
 
     An interrupt (Ctrl-C) at any line leaves the adapter in place and working, or the model as it
     was; a batch that it cuts off leaves no mark.
@@ -102,7 +102,7 @@ class Adapter(nn.Module):
             episodic adaptation.
         logits: Finds the logits in the output of a model that returns more than one tensor:
             `lambda output: output.logits`. The adapter then returns these.
-        outputs: What the outputs mean: `multiclass`, `binary`, `multilabel` or `regression`. By
+        outputs: The meaning of the outputs: `multiclass`, `binary`, `multilabel` or `regression`. By
             default one logit is binary, and more are classes that exclude each other.
         memory: Number of samples after which older ones count 1 / e; for surfaces that follow a
             stream.
@@ -569,7 +569,7 @@ def detach(model: nn.Module) -> nn.Module:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).eval()
         >>> x = torch.randn(5, 4)
         >>> plain = model(x)
-        >>> logits = ttapca.adapt(model, "tent")(x)  # and nobody keeps the adapter
+        >>> logits = ttapca.adapt(model, "tent")(x)  # and the adapter is not kept
         >>> torch.equal(ttapca.detach(model)(x), plain)
         True
     """

@@ -2,7 +2,7 @@
 
 Entropy has a trivial minimum: predict the same class, with certainty, whatever the input. A stream
 on its way there shows two signs together: the predictions of many batches concentrate on few
-classes, and their entropy vanishes. Few classes alone may be what the stream holds, and low entropy
+classes, and their entropy vanishes. Few classes alone may be those of the stream, and low entropy
 alone may mean a good network.
 """
 

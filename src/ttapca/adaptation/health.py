@@ -135,7 +135,7 @@ outliers 0.4 %, 2 batches skipped)
         return f"Health({self.stream}: {', '.join(said)})"
 
     def _alarm_in_words(self) -> str:
-        """Say what the alarm says, and whether the last images look otherwise."""
+        """Tell the state of the alarm, and whether the last images look otherwise."""
         p_value = 1.0 if self.p_value is None else self.p_value
         if self.shifted:
             return "shifted until a moment ago" if p_value > CONSTANTS.ends else "shifted"

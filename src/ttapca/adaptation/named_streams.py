@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter
 
 DEFAULT_STREAM = "default"
-# What every stream counts, by name.
+# The counts that every stream keeps, by name.
 COUNTS = ("samples", "batches", "images", "skipped")
 
 
@@ -93,7 +93,7 @@ class Streams:
         self.switch_to(name)
 
     def values_of(self, name: str) -> dict[str, Any]:
-        """Return what a stream holds, without creating it or switching to it."""
+        """Return the values of a stream, without creating it or switching to it."""
         if name == self.current:
             return self.stream.values
         parked = self.parked.get(name)
@@ -286,7 +286,7 @@ def _compare(found: Any, like: Mapping[str, Any], growing: Collection[str], path
 
 
 def _fits(found: Any, like: Any, *, grows: bool = False) -> bool:
-    """Return whether one may replace the other; what is None now may be a tensor later."""
+    """Return whether one may replace the other; None may become a tensor later."""
     if found is None or like is None:
         return True
     if isinstance(like, Tensor):

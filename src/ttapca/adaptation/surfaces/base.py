@@ -1,4 +1,4 @@
-"""What every surface can do."""
+"""`Surface`: a part of a model that is put on, switched, and taken away without a trace."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Surface(nn.Module):
 
     Attributes:
         enabled: Whether the surface acts; set it to switch.
-        patches: What the surface has put on a model.
-        stream: What it reads and writes, once attached.
+        patches: The hooks and wrappers of the surface on its model.
+        stream: The stream that it reads and writes, once attached.
     """
 
     stream: Stream
@@ -33,7 +33,7 @@ class Surface(nn.Module):
 
         Args:
             model: Any module.
-            stream: What the surface reads and writes; by default a stream for this surface alone.
+            stream: The stream to read and write; by default one for this surface alone.
 
         Raises:
             AttachError: The surface does not fit the model, or is attached already.

@@ -78,6 +78,6 @@ class SpectralGains(Surface):
 
     @property
     def closed_form(self) -> ClosedFormGain | None:
-        """The gains that follow from the data, once attached; None where all are learned."""
+        """The gains that follow from the data, once attached; None if all are learned."""
         gain = None if self.filter is None else self.filter.gain
         return None if gain is None else gain.closed_form

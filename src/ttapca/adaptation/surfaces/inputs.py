@@ -26,7 +26,7 @@ MOST_IMAGES = 256
 
 
 class InputCheck:
-    """A hook that compares what a network is given with what it was given at the fit.
+    """A hook that compares the inputs of a network with those of the fit.
 
     A sample is implausible if a value is farther from the middle of the source's range than eight
     times its width, the root of the largest ratio of variances that is believed. It passes the

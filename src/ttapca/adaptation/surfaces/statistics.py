@@ -110,7 +110,7 @@ class BatchNormStatistics(Surface):
 
 
 def refuse_replaced(layers: Sequence[nn.Module]) -> None:
-    """Raise `AttachError` where something else normalises in place of a layer."""
+    """Raise `AttachError` if something else normalises in place of a layer."""
     for layer in layers:
         if is_replaced(layer):
             raise AttachError(

@@ -123,13 +123,13 @@ class Weights(Surface):
         return forward()
 
     def step_back(self) -> None:
-        """Put the originals back where the copies are in their place."""
+        """Put the originals back if the copies are in their place."""
         if self._originals:
             self._put(self._originals)
             self._originals = []
 
     def _in_place(self) -> list[Tensor]:
-        """Return what the model has now: moving a model may replace its parameters."""
+        """Return the parameters of the model now: moving it may replace them."""
         return [getattr(module, name) for (module, name), *_ in self._places]
 
     def _put(self, parameters: Iterable[Tensor]) -> None:
