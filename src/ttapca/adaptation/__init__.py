@@ -1,1 +1,1 @@
-"""A model that adapts: surfaces that may change, movers that move them, and streams that remember."""
+"""A model that adapts: surfaces that may change, movers of them, and streams."""

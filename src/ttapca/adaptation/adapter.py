@@ -102,8 +102,8 @@ class Adapter(nn.Module):
             episodic adaptation.
         logits: Finds the logits in the output of a model that returns more than one tensor:
             `lambda output: output.logits`. The adapter then returns these.
-        outputs: The meaning of the outputs: `multiclass`, `binary`, `multilabel` or `regression`. By
-            default one logit is binary, and more are classes that exclude each other.
+        outputs: Their meaning: `multiclass`, `binary`, `multilabel` or `regression`. By default one
+            logit is binary, and more are classes that exclude each other.
         memory: Number of samples after which older ones count 1 / e; for surfaces that follow a
             stream.
         on_shift: A function that is given the `Health` of a stream when its data begin to shift,
