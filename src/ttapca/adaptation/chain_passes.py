@@ -260,10 +260,10 @@ class ChainPasses(Mover):
 
 
 class RunCounts(ChainPasses):
-    """Uses the order of images only to tell for how many independent images they count.
+    """Takes no classes out of statistics: the order tells for how many images those of a run count.
 
     That takes away from the influence of a stream, and so is safe if nothing tells a run of one
-    class from a network that collapses.
+    class from a network that collapses. Outputs are those of the chain here as well.
     """
 
     kind = "ChainPasses"  # in saved streams
