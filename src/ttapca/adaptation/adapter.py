@@ -283,7 +283,8 @@ class Adapter(nn.Module):
         returned: Tensor = self.mover.outputs.as_returned(logits)
         stream.end_batch(skipped=skip)
         stepped = self.mover.updates > updates
-        if skip and (self._is_spoilt() or (stepped and _are_finite((inputs, options)))):
+        spoilt = skip and not _are_finite(stream.contents()["parts"])
+        if spoilt or (skip and stepped and _are_finite((inputs, options))):
             # Not the batch was broken, a step went too far, this one's or that of the batch before.
             # Undone, it may go too far again at every later batch; the source is a safe place.
             with torch.inference_mode(False):
@@ -320,10 +321,6 @@ class Adapter(nn.Module):
                     with torch.no_grad():
                         logits = self.mover.output(self._run(*inputs, **options))
         return logits
-
-    def _is_spoilt(self) -> bool:
-        """Return whether something that steps have moved is not finite."""
-        return not _are_finite(self.hub.contents()["parts"])
 
     def _run(self, *inputs: Any, **options: Any) -> Tensor:
         """Run the model with its surfaces in place; return logits as the mover reads them."""

@@ -212,10 +212,5 @@ def _shift(surfaces: Sequence[Any], state: StreamState, skew: float) -> dict[str
 
 
 def joint_p_value(p_values: list[float]) -> float:
-    """Return the p-value of several tests together, after Bonferroni.
-
-    Example:
-        >>> joint_p_value([0.5, 0.01])
-        0.02
-    """
+    """Return the p-value of several tests together, after Bonferroni."""
     return min(1.0, len(p_values) * min(p_values))

@@ -143,27 +143,14 @@ class Weights(Surface):
 
 
 class NormAffine(Weights):
-    """Scale and shift of the BatchNorm layers; without these, of all other normalisation layers.
-
-    Example:
-        >>> surface = NormAffine()
-        >>> surface.attach(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
-        >>> sum(copy.numel() for copy in surface.parameters())
-        8
-        >>> surface.detach()
-    """
+    """Scale and shift of the BatchNorm layers; without these, of all other normalisation layers."""
 
     def __init__(self) -> None:
         super().__init__(norm_affine, "scale and shift of normalisation layers")
 
 
 def norm_affine(model: nn.Module) -> list[Place]:
-    """Return scale and shift of all BatchNorm layers, else of all LayerNorm and GroupNorm layers.
-
-    Example:
-        >>> [name for _, name in norm_affine(nn.Sequential(nn.GroupNorm(2, 4)))]
-        ['weight', 'bias']
-    """
+    """Return scale and shift of all BatchNorm layers, or else of LayerNorm and GroupNorm layers."""
     for kinds in ((_BatchNorm,), (nn.LayerNorm, nn.GroupNorm)):
         places: list[Place] = [
             (module, name)
@@ -178,12 +165,7 @@ def norm_affine(model: nn.Module) -> list[Place]:
 
 
 def all_parameters(model: nn.Module) -> list[Place]:
-    """Return every floating-point parameter of a model.
-
-    Example:
-        >>> [name for _, name in all_parameters(nn.Linear(3, 2, bias=False))]
-        ['weight']
-    """
+    """Return every floating-point parameter of a model."""
     return [
         (module, name)
         for module in model.modules()
