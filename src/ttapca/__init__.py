@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from ttapca.methods import Mixture as Mixture
 
     # See what it does and what it costs
-    from ttapca.adaptation.costs import Cost as Cost
-    from ttapca.adaptation.costs import measure_cost as measure_cost
+    from ttapca.adaptation.explanation import Cost as Cost
+    from ttapca.adaptation.explanation import measure_cost as measure_cost
     from ttapca.adaptation.explanation import Explanation as Explanation
     from ttapca.adaptation.explanation import explain as explain
     from ttapca.adaptation.health import Health as Health
@@ -79,10 +79,9 @@ _NAMES = {
     "methods": ("METHODS", "Method", "MethodName", "Mixture"),
     "adaptation.surfaces": ("Surface", "BatchNormStatistics", "SpectralGains"),
     # See what it does and what it costs
-    "adaptation.explanation": ("Explanation", "explain"),
+    "adaptation.explanation": ("Cost", "measure_cost", "Explanation", "explain"),
     "adaptation.health": ("Health",),
     "adaptation.shift_alarm": ("ShiftAlarm",),
-    "adaptation.costs": ("Cost", "measure_cost"),
     # The mathematics alone
     "spectral.filter": ("SpectralFilter",),
     "spectral.pca": ("PCA", "Moments"),

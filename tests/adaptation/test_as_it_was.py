@@ -13,8 +13,9 @@ from torch import nn
 import ttapca
 from adapters import BATCHES, DATA, NETWORKS, X, adapted, same
 from oracles import assert_same_picture, images, picture_of, small_convnet
-from ttapca.adaptation.surfaces import InputTransform, NormAffine, Surface
+from ttapca.adaptation.surfaces import NormAffine, Surface
 from ttapca.errors import AttachError
+from ttapca.methods.slr import InputTransform
 
 
 @pytest.mark.parametrize("method", ttapca.METHODS)

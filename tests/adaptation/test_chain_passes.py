@@ -29,7 +29,7 @@ from scripted_classes import (
     shuffled_labels,
 )
 from small_networks import pixelwise
-from ttapca.adaptation.chain_passes import ChainPasses, Order
+from ttapca.adaptation.chain_passes import ChainPasses, Order, RunCounts
 from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import LayerOutputError, OptionError
 from ttapca.spectral.chain import ChainState, ClassChain
@@ -254,60 +254,40 @@ def test_a_run_that_never_ends_does_not_come_to_count_for_nothing() -> None:
     assert float(spectrum.independent) > 0.5 * worth
 
 
-def test_outputs_are_those_of_the_chain() -> None:
-    """Of the logits of the network, if nothing else changes them."""
-    given: dict[str, Any] = {"statistics": "source", "outliers": False}
+@pytest.mark.parametrize("looks", [False, True], ids=["without pairs", "with pairs"])
+def test_outputs_are_those_of_the_chain(looks: bool) -> None:
+    """Of the logits of the network, if nothing else changes them.
+
+    Statistics of the source are no surface, so that late layers are not looked at, and pairs say
+    nothing. Otherwise every image is compared with the one before it, also that of the last batch.
+    """
+    none = ttapca.Mixture(first=0.0, last=0.0, alone=0.0)
+    given: dict[str, Any] = {"statistics": none if looks else "source", "outliers": False}
     adapter = wiener(**given, shrink=0.0, restore=0.0, center=0.0)
-    classes, pixels = fitted().classes_, pictures(IN_RUNS, 8)[:60]
-    assert classes is not None
-    assert classes.pairs is not None
-    chain, model = ClassChain(classes.shares.double().numpy()), network()
-    # Statistics of the source are no surface, so nobody sees late layers, and pairs say nothing.
-    state = chain.start()
-    for batch in pixels.split(20):
-        with torch.no_grad():
-            plain = model(batch)
-        state, reading = chain.read(state, plain.softmax(1)[None].numpy())
-        found = adapter(batch).softmax(1).numpy()
-        # If the stream rather has no order, they stay.
-        expected = np.where(
-            reading.plain[0][:, None] < 0.5, reading.outputs[0], plain.softmax(1).numpy()
-        )
-        np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_pairs_of_late_layers_are_looked_at() -> None:
-    """Of every image and the one before it, also that of the last batch."""
-    # Layers are looked at, and normalise as in the source; and no gain is other than 1.
-    source: dict[str, Any] = {"statistics": ttapca.Mixture(first=0.0, last=0.0, alone=0.0)}
-    adapter = wiener(**source, shrink=0.0, restore=0.0, center=0.0, outliers=False)
     classes, pixels = fitted().classes_, pictures(IN_RUNS, 8)[:60]
     assert classes is not None
     assert classes.pairs is not None
     (late,) = classes.pairs.layers
     model, seen = network(), []
-    handle = model.get_submodule(late).register_forward_pre_hook(
+    model.get_submodule(late).register_forward_pre_hook(
         lambda _, inputs: seen.append(inputs[0].mean((2, 3)))
     )
     chain = ClassChain(classes.shares.double().numpy())
-    state = chain.start(features=classes.pairs.features)
+    state = chain.start(features=classes.pairs.features if looks else 0)
     for batch in pixels.split(20):
         with torch.no_grad():
-            plain = model(batch)
-        features = classes.pairs.described({late: seen[-1]})
-        assert features is not None
-        rows = features.numpy()[None]
-        log_pairs = classes.pairs.log_ratio(state.features, rows)
-        log_pairs[:, 0] *= float(state.place[0] > 0)
-        predictions = plain.softmax(1)[None].numpy()
-        state, reading = chain.read(state, predictions, log_pairs, features=rows)
-        found = adapter(batch).softmax(1).numpy()
+            plain = model(batch).softmax(1).numpy()
+        rows = log_pairs = None
+        if looks:
+            features = classes.pairs.described({late: seen[-1]})
+            assert features is not None
+            rows = features.numpy()[None]
+            log_pairs = classes.pairs.log_ratio(state.features, rows)
+            log_pairs[:, 0] *= float(state.place[0] > 0)
+        state, reading = chain.read(state, plain[None], log_pairs, features=rows)
         # If the stream rather has no order, they stay.
-        expected = np.where(
-            reading.plain[0][:, None] < 0.5, reading.outputs[0], plain.softmax(1).numpy()
-        )
-        np.testing.assert_allclose(found, expected, atol=1e-6)
-    handle.remove()
+        expected = np.where(reading.plain[0][:, None] < 0.5, reading.outputs[0], plain)
+        np.testing.assert_allclose(adapter(batch).softmax(1).numpy(), expected, atol=1e-6)
 
 
 def test_shuffled_is_as_a_filter_that_knows_no_classes() -> None:
@@ -497,7 +477,7 @@ def test_a_batch_is_settled_with_the_classes_that_were_found() -> None:
                 model.bn1(pixels)
         stream.end_batch()
         found.append(settled(stream))
-        assert surface.layers[0].place[1] == slice(0, 8)
+        assert surface.layers[0].channels == slice(0, 8)
     for name, value in found[0].tensors().items():
         assert torch.equal(getattr(found[1], name), value)
     place = (torch.eye(5)[2:3] - EVEN.shares) @ EVEN.loadings
@@ -537,7 +517,7 @@ def test_the_spectrum_counts_the_images_that_were_found(
 def test_by_default_an_order_is_looked_at_if_statistics_are_mixed_and_pairs_can_be_told() -> None:
     def looks(order: Order | None = None, **options: Any) -> bool:
         mover = wiener(order, **options).mover
-        return isinstance(mover, ChainPasses) and not mover.counts_only
+        return isinstance(mover, ChainPasses) and not isinstance(mover, RunCounts)
 
     known = fitted().classes_
     assert known is not None

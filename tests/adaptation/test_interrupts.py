@@ -87,7 +87,7 @@ SOURCES = (f"{Path(ttapca.__file__).parent}{os.sep}",)
 # What stands in for a model's own while it computes.
 PLACES = (
     "ttapca/support/wrapping.py",
-    "ttapca/adaptation/surfaces/base.py",
+    "ttapca/methods/slr.py",
     "ttapca/adaptation/surfaces/trainable.py",
     "ttapca/methods/weights.py",
     "ttapca/methods/rotta.py",

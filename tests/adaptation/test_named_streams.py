@@ -205,7 +205,11 @@ OF_THE_MODEL = ("energies", "mean", "rest_mean", "moments")
 
 def precisions(adapter: Adapter, path: Path) -> tuple[set[torch.dtype], set[torch.dtype]]:
     """What is kept that follows the model, and the rest of the states of streams."""
-    kept = [*adapter.surfaces.parameters(), *adapter.surfaces.buffers(), *adapter.mover.tensors()]
+    kept = [
+        *adapter.surfaces.parameters(),
+        *adapter.surfaces.buffers(),
+        *adapter.mover.tensors(),
+    ]
     rest: list[Tensor] = []
     for name in adapter.streams:
         adapter.stream(name).save(path)

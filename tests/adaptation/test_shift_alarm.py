@@ -145,7 +145,7 @@ def test_a_function_that_raises_harms_neither_stream_nor_prediction() -> None:
                 assert torch.equal(broken(batch), expected)
         else:
             assert torch.equal(broken(batch), expected)
-    assert same(broken._streams.stream.contents(), quiet._streams.stream.contents())
+    assert same(broken.hub.contents(), quiet.hub.contents())
 
 
 def test_what_cannot_be_caught_comes_after_the_batch_was_kept() -> None:
@@ -157,7 +157,7 @@ def test_what_cannot_be_caught_comes_after_the_batch_was_kept() -> None:
     run(quiet, SHIFTED[:80])
     with pytest.raises(KeyboardInterrupt):
         run(stopped, SHIFTED[:80])
-    assert same(stopped._streams.stream.contents(), quiet._streams.stream.contents())
+    assert same(stopped.hub.contents(), quiet.hub.contents())
     assert torch.equal(stopped(SHIFTED[80:120]), quiet(SHIFTED[80:120]))
 
 

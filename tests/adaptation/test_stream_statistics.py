@@ -17,7 +17,6 @@ import ttapca
 from adapters import adapted, same
 from known_shifts import followed, passed, spectrum
 from oracles import images
-from ttapca.adaptation.surfaces import StreamStatistics
 from ttapca.errors import LayerOutputError
 from ttapca.methods.method import Mixture
 from ttapca.spectral.conditions import KnownConditions
@@ -39,6 +38,8 @@ SHAPES = {
     "BatchNorm of vectors": (CHANNELS,),
     "GroupNorm": (CHANNELS, 3, 5),
     "LayerNorm": (6, CHANNELS),
+    "LayerNorm of vectors": (CHANNELS,),
+    "LayerNorm of maps": (3, 2, CHANNELS),
 }
 
 
@@ -49,7 +50,7 @@ def layer_of(kind: str) -> tuple[nn.Module, dict[str, Tensor]]:
         "BatchNorm of vectors": lambda: nn.BatchNorm1d(CHANNELS),
         "GroupNorm": lambda: nn.GroupNorm(2, CHANNELS),
         "LayerNorm": lambda: nn.LayerNorm(CHANNELS),
-    }[kind]()
+    }[kind if kind.startswith("Batch") else kind.split()[0]]()
     layer = layer.double().eval()
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(SCALE))
@@ -64,8 +65,8 @@ def layer_of(kind: str) -> tuple[nn.Module, dict[str, Tensor]]:
 def arranged(kind: str, x: Tensor) -> Numbers:
     """Return what a layer is given, or what it returns, with channels second."""
     values = x.detach().double().numpy()
-    if kind == "LayerNorm":
-        return values.transpose(0, 2, 1)
+    if kind.startswith("LayerNorm"):
+        values = np.moveaxis(values, -1, 1)
     return values.reshape(len(values), CHANNELS, -1)
 
 
@@ -74,7 +75,7 @@ def values_of(kind: str, x: Tensor) -> Numbers:
     values = arranged(kind, x)
     if kind.startswith("BatchNorm"):
         return values
-    over = values[:, None] if kind == "LayerNorm" else values.reshape(len(values), 2, -1)
+    over = values[:, None] if kind.startswith("LayerNorm") else values.reshape(len(values), 2, -1)
     mean, var = over.mean(2, keepdims=True), over.var(2, keepdims=True)
     found: Numbers = ((over - mean) / np.sqrt(var + EPS)).reshape(values.shape)
     return found
@@ -144,6 +145,7 @@ def shifted(number: int, kind: str, seed: int = 1) -> Tensor:
 OPTIONS: dict[str, dict[str, Any]] = {
     "all weight": {},
     "a mixture": {"shift": 0.7, "unusual": 0.4, "full": 0.8, "prior": 6.0, "alone": 0.3},
+    "none for one alone": {"shift": 0.7, "unusual": 0.4, "full": 0.8, "prior": 6.0},
     "no shift": {"shift": 0.0, "unusual": 0.4, "full": 0.8, "prior": 16.0, "alone": 0.3},
 }
 
@@ -155,8 +157,12 @@ def surface_options(options: dict[str, Any]) -> dict[str, Any]:
     return {"ends": (full, full), **given}
 
 
+# Single images count from the second one on; the first one does, too, if it alone has a weight.
+SIZES = [[30], [5, 30, 6, 20], [9, 1, 1, 1], [1, 20], [2, 30], [1, 1, 1, 1, 1]]
+
+
 @pytest.mark.parametrize("memory", [math.inf, 100.0, 7.0])
-@pytest.mark.parametrize("sizes", [[30], [5, 30, 6, 20], [9, 1, 1, 1], [1, 20], [2, 30]], ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", SHAPES)
 def test_a_stream_is_one_large_batch_whose_past_fades(
@@ -169,20 +175,6 @@ def test_a_stream_is_one_large_batch_whose_past_fades(
     for batch in shifted(sum(sizes), kind).split(sizes):
         found = arranged(kind, passed(model, stream, batch))
         np.testing.assert_allclose(found, plain.normalised(batch), rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize("memory", [math.inf, 7.0])
-@pytest.mark.parametrize("alone", [0.0, 0.3])
-@pytest.mark.parametrize("kind", SHAPES)
-def test_single_images_count_from_the_second_one_on(kind: str, alone: float, memory: float) -> None:
-    """The first one does, too, where one image alone has a weight."""
-    given = {**OPTIONS["a mixture"], "alone": alone, "memory": memory}
-    model, source = layer_of(kind)
-    _, stream = followed(model, source=source, **surface_options(given))
-    plain = PlainStream(kind, **given)
-    for image in shifted(5, kind).split(1):
-        found = arranged(kind, passed(model, stream, image))
-        np.testing.assert_allclose(found, plain.normalised(image), rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -340,9 +332,9 @@ def test_weights_change_evenly_from_the_first_to_the_last_layer_of_each_kind() -
     # A saved filter has its layers in another order.
     backwards = dict(reversed(source.items()))
     surface, _ = followed(model, ends=(0.1, 0.9), source=backwards, alone=0.3, prior=4.0)
-    found = {layer.path: (layer.weight, layer.alone) for layer in surface.layers}
-    batch_norms = {"1": (0.1, 0.3), "5": (0.5, 0.3), "9": (0.9, 0.3)}
-    assert found == batch_norms | {"3": (0.1, 0.0), "7": (0.9, 0.0)}
+    assert [layer.path for layer in surface.layers] == ["1", "5", "9", "3", "7"]
+    assert surface.weights.tolist() == [0.1, 0.5, 0.9, 0.1, 0.9]
+    assert surface.weights_alone.tolist() == [0.3, 0.3, 0.3, 0.0, 0.0]
 
 
 def test_moments_of_all_layers_are_kept_side_by_side_around_the_mean_of_the_source() -> None:
@@ -362,7 +354,7 @@ def test_moments_of_all_layers_are_kept_side_by_side_around_the_mean_of_the_sour
     for layer in surface.layers:
         kind = "GroupNorm" if layer.path in source else "BatchNorm"
         away = values_of(kind, seen[layer.path]) - SOURCE_MEAN[:, None]
-        found = known.moments[0, :, layer.place[1]]
+        found = known.moments[0, :, layer.channels]
         np.testing.assert_allclose(found[0], away.mean((0, 2)), atol=1e-12)
         np.testing.assert_allclose(found[1], np.square(away).mean((0, 2)), rtol=1e-12)
 
@@ -555,15 +547,6 @@ def test_images_that_are_not_filtered_pass_bit_for_bit_and_say_nothing(kind: str
         alone, states = passed_together(model, stream, states, some)
         assert torch.equal(output[mixed.filtered], alone)
     assert all(same_layers(one, other) for one, other in zip(states, with_others, strict=True))
-
-
-@pytest.mark.parametrize("kind", SHAPES)
-def test_if_no_image_is_filtered_a_layer_is_as_it_was(kind: str) -> None:
-    model, source = layer_of(kind)
-    plain = copy.deepcopy(model)
-    _, stream = followed(model, source=source, **surface_options(GIVEN))
-    states = states_of(stream)
-    mixed = mixed_batches(kind)[0]
     mixed.filtered[:] = False
     output, after = passed_together(model, stream, states, mixed)
     assert torch.equal(output, plain(mixed.images))
@@ -672,7 +655,7 @@ def test_nothing_is_written_into_the_layers_and_nothing_is_left() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ends": (0.1, 1.5)}, "`ends` must be"),
+        ({"last": 1.5}, "`last` must be"),
         ({"prior": -1.0}, "`prior` must be"),
         ({"alone": 2.0}, "`alone` must be"),
     ],
@@ -680,4 +663,4 @@ def test_nothing_is_written_into_the_layers_and_nothing_is_left() -> None:
 )
 def test_values_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ttapca.errors.OptionError, match=message):
-        StreamStatistics(**options)
+        ttapca.Mixture(**options)

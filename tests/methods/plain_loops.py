@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import ttapca
 from oracles import group_norm_net, images, layer_norm_net, small_convnet, with_batch_statistics
-from ttapca.adaptation.surfaces import InputTransform
+from ttapca.methods.slr import InputTransform
 from ttapca.methods.views import STRONG, mixed_views
 
 BATCHES = list(images(120, seed=8).split(12))

@@ -17,10 +17,10 @@ from adapters import passes_of, same
 from oracles import DensePCA, images, small_convnet
 from ttapca import networks
 from ttapca.adaptation.chain_passes import ChainPasses
-from ttapca.adaptation.mirrored_view import MirroredView
 from ttapca.adaptation.optimisation import Mover
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.errors import LayerOutputError, OptionError, ShapeError
+from ttapca.methods.wiener import MirroredView
 from ttapca.spectral.stream import Stream
 
 SOURCE = images(1500)

@@ -31,8 +31,8 @@ from methods.plain_loops import (
 from oracles import DensePCA, differentiable_filter, images, left_untouched, with_batch_statistics
 from small_networks import pixelwise, with_last, with_outputs
 from ttapca.adaptation.guards import CollapseGuard
-from ttapca.adaptation.surfaces import InputTransform
 from ttapca.errors import LayerOutputError, OptionError
+from ttapca.methods.slr import InputTransform
 from ttapca.methods.views import STRONG, STRONG_COLOURS
 
 DATA = images(150)

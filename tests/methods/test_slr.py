@@ -16,9 +16,8 @@ from methods.plain_loops import (
     samples,
 )
 from oracles import images, layer_norm_net, left_untouched, small_convnet
-from ttapca.adaptation.surfaces import InputTransform
 from ttapca.errors import AttachError, ShapeError
-from ttapca.methods.slr import hard_likelihood_ratio, soft_likelihood_ratio
+from ttapca.methods.slr import InputTransform, hard_likelihood_ratio, soft_likelihood_ratio
 
 
 @every_norm

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from oracles import images
 from ttapca.errors import LayerOutputError, OptionError
 from ttapca.support.outputs import OutputKind, Outputs, Reads, softmax_entropy
 
@@ -113,3 +114,18 @@ def test_copies_read_the_same(change: Any) -> None:
     outputs = change(Outputs("multilabel", itemgetter(0), READ))
     z: Tensor = DRAWS.reshape(10, 3)
     assert torch.equal(outputs.as_returned(outputs([z])), z)
+
+
+@pytest.mark.parametrize("output", [torch.zeros(3), {"logits": torch.zeros(3, 2)}], ids=repr)
+def test_outputs_that_are_no_logits(output: Any) -> None:
+    with pytest.raises(LayerOutputError, match="must return logits as one tensor"):
+        softmax_entropy(output)
+
+
+def test_entropy_of_dense_predictions_and_half_precision() -> None:
+    logits = images(2, shape=(4, 3, 3))
+    flat = logits.permute(0, 2, 3, 1).reshape(-1, 4)
+    assert torch.allclose(softmax_entropy(logits).flatten(), softmax_entropy(flat))
+    assert softmax_entropy(logits.to(torch.bfloat16)).dtype == torch.float32
+    probabilities = torch.distributions.Categorical(logits=flat)
+    assert torch.allclose(softmax_entropy(flat), probabilities.entropy())

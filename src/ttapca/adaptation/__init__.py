@@ -1,1 +1,1 @@
-"""A model that adapts: surfaces that may change, what moves them, when they forget."""
+"""A model that adapts: surfaces that may change, movers of them, and streams."""

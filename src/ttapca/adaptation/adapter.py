@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import math
@@ -15,22 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from ttapca._checks import OneOf, check_option
-from ttapca.adaptation.guards import CollapseGuard, GuardEvent
+from ttapca.adaptation.guards import CollapseGuard, GuardAction, GuardEvent, check_can_collapse
 from ttapca.adaptation.health import Health, facts_of, health_of
-from ttapca.adaptation.named_streams import (
-    DEFAULT_STREAM,
-    NamedStream,
-    Streams,
-    stream_of_bytes,
-    stream_to_bytes,
-)
+from ttapca.adaptation.named_streams import DEFAULT_STREAM, NamedStream, Streams
 from ttapca.adaptation.optimisation import Mover
-from ttapca.adaptation.shift_alarm import ShiftAlarm, ShiftWatch, make_alarm
+from ttapca.adaptation.shift_alarm import ShiftAlarm, ShiftWatch
 from ttapca.adaptation.surfaces import SpectralGains, Surface
-from ttapca.adaptation.surfaces.base import CommonSwitch
 from ttapca.errors import AttachError, OptionError, SavedStreamError
 from ttapca.fitting.attachment import detach_filter
-from ttapca.spectral.stream import Attributes, Stream, map_tensors, tensors_in
+from ttapca.spectral.stream import Attributes, Stream, tensors_in
 from ttapca.spectral.stream_batch import Rows, StreamBatch
 from ttapca.spectral.stream_state import StreamState
 from ttapca.support.inputs import explained_inputs
@@ -43,17 +35,17 @@ from ttapca.support.modules import (
 from ttapca.support.norm_layers import make_gradients_safe
 from ttapca.support.outputs import FindLogits, OutputKind, Outputs
 from ttapca.support.tensors import new_casts, not_below_float32
-from ttapca.support.wrapping import Patches, Wrapper, finally_do, surely, wrappers_of
+from ttapca.support.wrapping import EvaluationMode, Patches, finally_do, surely, wrappers_of
 
 Forgetting = Literal["episodic", "online", "continual"]
 
 
 @dataclass(frozen=True, eq=False)
 class StreamOutcome:
-    """What became of one stream in a batch of several.
+    """The result of a batch of several streams for one of them.
 
     Attributes:
-        state: Of the stream after it.
+        state: Of the stream after the batch.
         batch: Of its last pass.
         number: Of the stream in that batch.
     """
@@ -64,25 +56,23 @@ class StreamOutcome:
 
     @property
     def seen(self) -> bool:
-        """Whether its images have reached a filter."""
+        """Whether images of the stream have reached a filter."""
         return 0 in self.batch.scalings
 
     @property
     def filtered(self) -> bool:
-        """Whether a filter has changed images of it."""
-        own = [
-            place for place, (number, _) in enumerate(self.batch.groups) if number == self.number
-        ]
-        for each in self.batch.scalings.values():
-            if bool((each.gains[own] != 1).any()):
-                return True
-            if each.offset is not None and bool(each.offset[own].any()):
-                return True
-        return False
+        """Whether a filter has changed images of the stream."""
+        groups = enumerate(self.batch.groups)
+        own = [group for group, (stream, _) in groups if stream == self.number]
+        return any(
+            bool((each.gains[own] != 1).any())
+            or (each.offset is not None and bool(each.offset[own].any()))
+            for each in self.batch.scalings.values()
+        )
 
 
 class Adapter(nn.Module):
-    """Surfaces on a model, what moves them, and when they forget.
+    """Surfaces on a model, a mover that may move them, and when they forget.
 
     Calling it predicts and adapts. While it is attached, the model itself predicts with the
     adapted surfaces too; inside `disabled()` both give the untouched model's outputs, bit for bit.
@@ -93,7 +83,7 @@ class Adapter(nn.Module):
 
     It works inside `torch.no_grad()` and `torch.inference_mode()`, and returns logits without
     gradients. Training mode has no effect: the model is put in evaluation mode, also after
-    somebody has called `train()` on it, and `detach()` restores the model's own flags.
+    a call of `train()` on it, and `detach()` restores the model's own flags.
 
     An interrupt (Ctrl-C) at any line leaves the adapter in place and working, or the model as it
     was; a batch that it cuts off leaves no mark.
@@ -103,23 +93,24 @@ class Adapter(nn.Module):
 
     Args:
         model: Any module; most movers want logits of shape (batch, classes, ...).
-        surfaces: What may change.
-        mover: What moves the surfaces; by default nothing does, and only surfaces that compute
-            their own state in the forward pass change.
+        surfaces: The parts of the model that may change.
+        mover: Runs the model and may move the surfaces; by default nothing moves them, and only
+            surfaces that compute their own state in the forward pass change.
         forgetting: `episodic` starts afresh at each batch, `online` when `start_condition()` is
             called, `continual` never. `reset()` always does.
-        guard: Watches for collapse and intervenes; not for episodic adaptation.
-        logits: Finds the logits in what the model returns, where that is more than one tensor:
-            `lambda output: output.logits`. The adapter then returns what it finds.
-        outputs: What the outputs mean: `multiclass`, `binary`, `multilabel` or `regression`. By
-            default one logit is binary, and more are classes that exclude each other.
-        memory: After this many samples, what was seen of a stream counts 1 / e; for surfaces that
-            follow a stream.
+        guard: Watches for collapse and intervenes, or the action of one with defaults; not for
+            episodic adaptation.
+        logits: Finds the logits in the output of a model that returns more than one tensor:
+            `lambda output: output.logits`. The adapter then returns these.
+        outputs: Their meaning: `multiclass`, `binary`, `multilabel` or `regression`. By default one
+            logit is binary, and more are classes that exclude each other.
+        memory: Number of samples after which older ones count 1 / e; for surfaces that follow a
+            stream.
         on_shift: A function that is given the `Health` of a stream when its data begin to shift,
             and when that is over; or a `ShiftAlarm`. For surfaces with closed-form gains.
 
     Attributes:
-        events: What the guard did, in order.
+        events: The interventions of the guard, in order.
         watch: Looks at the streams for `on_shift`.
 
     Raises:
@@ -145,7 +136,7 @@ class Adapter(nn.Module):
         mover: Mover | None = None,
         *,
         forgetting: Forgetting = "episodic",
-        guard: CollapseGuard | None = None,
+        guard: CollapseGuard | GuardAction | None = None,
         logits: FindLogits | None = None,
         outputs: OutputKind | None = None,
         memory: float = math.inf,
@@ -153,15 +144,17 @@ class Adapter(nn.Module):
     ) -> None:
         super().__init__()
         check_model(model)
-        alarm = make_alarm(on_shift)
+        if on_shift is not None and not isinstance(on_shift, ShiftAlarm):
+            on_shift = ShiftAlarm(on_shift)
+        guard = CollapseGuard(guard) if isinstance(guard, str) else guard
         check_option("forgetting", forgetting, OneOf(get_args(Forgetting)))
-        mover = mover or Mover()
-        read = Outputs(outputs, logits, mover.reads)
-        if guard is not None:
-            _check_can_collapse(mover, forgetting, read)
         for surface in surfaces:
             if not isinstance(surface, Surface):
                 raise OptionError(f"A surface is a `Surface`; found a {type(surface).__name__}.")
+        mover = mover or Mover()
+        mover.outputs = Outputs(outputs, logits, mover.reads)
+        if guard is not None:
+            check_can_collapse(mover, forgetting)
         self.model = model
         self.surfaces = nn.ModuleList(surfaces)
         self.mover = mover
@@ -170,38 +163,41 @@ class Adapter(nn.Module):
         self.events: list[GuardEvent] = []
         self.training = False
         self._surfaces = list(surfaces)  # the same, with their type
-        self.mover.outputs = read
         self._streams = Streams(memory)
         self._calls = 0
-        self._good: tuple[dict[str, Any], ...] = ()  # states that the guard can go back to
-        self._switch = CommonSwitch()
+        self._enabled = True
         self._attached = True
         self._flags = training_flags(model)
         self._patches = Patches()
-        stream = self._streams.stream
-        # One that is on another model is refused below, and stays there.
-        self._own = [surface for surface in surfaces if not surface.attached]
+        stream = self.hub
         try:
             # First, so that `ttapca.detach` finds the adapter however far this comes.
-            self._patches.wrap(model, _OwnedBy(self))
+            self._patches.wrap(model, EvaluationMode([module for module, _ in self._flags], self))
             with torch.inference_mode(False):  # gradients need tensors that are made outside of it
                 for surface in surfaces:
                     surface.attach(model, stream)
-                    surface.switch = self._switch
             stream.end_batch()  # from here on, only passes within calls of the adapter count
-            self._surface_parts = stream.parts  # a guard undoes these, not what joins below
-            if self.mover.needs_gradients:
+            self._surface_parts = stream.parts  # a guard undoes these, not the parts that follow
+            if mover.needs_gradients:
                 make_gradients_safe(model, self._patches)
-            self.mover.bind(model, list(self.surfaces.parameters()))
-            self.mover.join(stream)
-            self.watch = _watch(alarm, surfaces)
+            mover.bind(model, list(self.surfaces.parameters()))
+            mover.join(stream)
+            self.watch = self._watch(on_shift)
             if guard is not None:
                 stream.keep("guard", Attributes(guard, guard.keeps))
-                stream.keep("good states", Attributes(self, ("_good",)))
+                stream.keep("good states", Attributes(guard, ("_good",)))
             model.eval()
         except BaseException:
             self.detach()
             raise
+
+    def _watch(self, alarm: ShiftAlarm | None) -> ShiftWatch:
+        """Return the watch over the attached filters."""
+        filters = [each for each in self._surfaces if isinstance(each, SpectralGains)]
+        gains = [each.closed_form for each in filters]
+        known = (each.fitted.classes_ for each in filters)
+        shares = next((classes.shares for classes in known if classes is not None), None)
+        return ShiftWatch(alarm, [gain for gain in gains if gain is not None], shares)
 
     @property
     def n_parameters(self) -> int:
@@ -212,7 +208,7 @@ class Adapter(nn.Module):
 
     @property
     def updates(self) -> int:
-        """Number of gradient steps taken since the adapter was made."""
+        """Number of gradient steps since the adapter was made."""
         return self.mover.updates
 
     @property
@@ -228,6 +224,11 @@ class Adapter(nn.Module):
         """
         return health_of(self, DEFAULT_STREAM)
 
+    @property
+    def hub(self) -> Stream:
+        """The stream that is in place, which surfaces and mover read and write."""
+        return self._streams.stream
+
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         """Predict, and adapt.
 
@@ -241,9 +242,10 @@ class Adapter(nn.Module):
         Raises:
             AttachError: The adapter was detached.
         """
-        return self._call(DEFAULT_STREAM, inputs, options)
+        return self.predict_for(DEFAULT_STREAM, inputs, options)
 
-    def _call(self, stream: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+    def predict_for(self, name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+        """Predict, and adapt the stream of this name; see `forward`."""
         if not self._attached:
             raise AttachError("This adapter was detached. Make a new one with `ttapca.adapt`.")
         # An exported program is frozen: it predicts with the surfaces as they are now. One that
@@ -251,45 +253,110 @@ class Adapter(nn.Module):
         if torch.compiler.is_exporting():
             return self._run_plain(*inputs, **options)
         gradients = functools.partial(torch.set_grad_enabled, torch.is_grad_enabled())
+        answer = functools.partial(self._answer, name, inputs, options)
+        # A batch that an error or an interrupt cuts off leaves no mark.
+        undone = functools.partial(surely, answer, then=self.hub.undo_batch)
         with self._streams.lock:
-            return surely(functools.partial(self._answer, stream, inputs, options), then=gradients)
+            return surely(undone, then=gradients)
 
-    def _answer(self, stream: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-        if not self._switch.enabled:
+    def _answer(self, name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+        if not self._enabled:
             return self._run_plain(*inputs, **options)
-        if _is_empty(inputs, options):  # it says nothing, and has no mean that could be taken
+        size = _batch_size(inputs, options)
+        if size == 0:  # there is nothing to learn from it, and no mean that could be taken
             with self.disabled(), torch.no_grad():
                 return self._run_plain(*inputs, **options)
-        self._streams.switch_to(stream)
-        running = self._streams.stream
+        if name != self._streams.current:
+            self._streams.switch_to(name)
+        stream = self.hub
         if self.forgetting == "episodic":
             with torch.inference_mode(False):
-                running.forget()
-        return surely(functools.partial(self._adapt_to, inputs, options), then=running.undo_batch)
+                stream.forget()
+        stream.start_batch(size or 0)
+        skipped, updates = self.mover.skipped, self.mover.updates
+        logits = self._predict(inputs, options)
+        left_out = stream.left_out or (stream.batch is not None and stream.batch.left_out)
+        skip = self.mover.skipped > skipped or left_out or not _is_finite(logits)
+        if skip:
+            self.mover.skipped = skipped + 1  # a method may have counted single images
+        news = not skip and self.watch.alarm is not None and self._looked(logits)
+        returned: Tensor = self.mover.outputs.as_returned(logits)
+        stream.end_batch(skipped=skip)
+        stepped = self.mover.updates > updates
+        spoilt = skip and not _are_finite(stream.contents()["parts"])
+        if spoilt or (skip and stepped and _are_finite((inputs, options))):
+            # Not the batch was broken, a step went too far, this one's or that of the batch before.
+            # Undone, it may go too far again at every later batch; the source is a safe place.
+            with torch.inference_mode(False):
+                stream.forget()
+        if news:  # only now: whatever the function does, the batch is part of the stream
+            self.watch.tell(health_of(self, name))
+        return returned
 
-    @property
-    def hub(self) -> Stream:
-        """What surfaces and mover read and write: the stream that is in place."""
-        return self._streams.stream
+    def _looked(self, logits: Tensor) -> bool:
+        """Let the alarm look at a batch; return whether a shift began or ended."""
+        batch = self.hub.batch
+        if batch is None:
+            return False
+        seen = logits if self.mover.outputs.exclusive else None
+        if seen is not None and batch.rows is not None:
+            seen = seen[batch.rows.counted] if len(seen) == batch.size else None
+        return self.watch.look(batch, 0, seen)
+
+    def _predict(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+        if not self.mover.needs_gradients:
+            with torch.no_grad():
+                return self.mover.predict(self._run, *inputs, **options)
+        # Gradients need tensors that were made outside of inference mode.
+        with torch.inference_mode(False):
+            inputs = tuple(_without_inference(value) for value in inputs)
+            options = {name: _without_inference(value) for name, value in options.items()}
+            with torch.enable_grad(), new_casts():
+                logits = self.mover.predict(self._run, *inputs, **options).detach()
+            if self.guard is not None:
+                call, self._calls = self._calls, self._calls + 1
+                event = self.guard.intervene(self.hub, logits, call, self._surface_parts)
+                if event is not None:
+                    self.events.append(event)
+                    with torch.no_grad():
+                        logits = self.mover.output(self._run(*inputs, **options))
+        return logits
+
+    def _run(self, *inputs: Any, **options: Any) -> Tensor:
+        """Run the model with its surfaces in place; return logits as the mover reads them."""
+        logits: Tensor = self.mover.outputs(self._output(*inputs, **options))
+        return logits
+
+    def _run_plain(self, *inputs: Any, **options: Any) -> Tensor:
+        """Run the model as it is, and return its logits as they are."""
+        logits: Tensor = self.mover.outputs.plain(self._output(*inputs, **options))
+        return logits
+
+    def _output(self, *inputs: Any, **options: Any) -> Any:
+        """Return the output of the model; if it fails, explain the inputs."""
+        try:
+            return self.model(*inputs, **options)
+        except Exception:
+            with explained_inputs((*inputs, *options.values())):
+                raise
 
     def new_state(self) -> StreamState:
-        """Return the state of a stream that has shown nothing.
+        """Return the state of a stream before its first image.
 
         Raises:
             OptionError: The method keeps none: it has no filter with closed-form gains.
         """
-        start = self._streams.stream.start
-        if start is None:
+        if self.hub.start is None:
             raise OptionError(
                 "Streams have states if a filter has closed-form gains; this method has none. "
                 "Adapt with `wiener`, `match` or `two-sided`."
             )
-        return start
+        return self.hub.start
 
     def predict_streams(
         self, states: Sequence[StreamState], images: Tensor, rows: Rows
     ) -> tuple[Tensor, list[StreamOutcome]]:
-        """Predict images of several streams in one pass, and adapt each to its own.
+        """Predict images of several streams in one pass, and adapt to each stream.
 
         For methods without gradient steps, whose streams are states. These come in and go out: the
         named streams of the adapter are not touched.
@@ -297,12 +364,12 @@ class Adapter(nn.Module):
         Args:
             states: Of the streams.
             images: Of all streams, those of one in order of arrival.
-            rows: Whose they are.
+            rows: The stream of each image, and how the image counts.
 
         Returns:
-            Logits, as the method reads them, and what became of each stream.
+            Logits, as the mover reads them, and the outcome for each stream.
         """
-        stream = self._streams.stream
+        stream = self.hub
         alike = len(states) == 1 and bool((rows.counted & rows.filtered).all())
         batch = StreamBatch(
             states,
@@ -316,10 +383,10 @@ class Adapter(nn.Module):
             return self._run(images if chosen is None else images[chosen])
 
         gradients = functools.partial(torch.set_grad_enabled, torch.is_grad_enabled())
-        with self._streams.lock, finally_do(gradients), torch.no_grad():
-            with finally_do(functools.partial(setattr, stream, "batch", None)):
-                stream.batch = batch
-                logits, last = self.mover.predict_streams(run, batch)
+        with self._streams.lock, finally_do(gradients), finally_do(stream.undo_batch):
+            torch.set_grad_enabled(False)
+            stream.batch = batch
+            logits, last = self.mover.predict_streams(run, batch)
             # Of other outputs, such as several for each image, an alarm sees no classes.
             exclusive = self.mover.outputs.exclusive and len(logits) == batch.size
             for number, (own, place) in enumerate(last):
@@ -331,98 +398,8 @@ class Adapter(nn.Module):
         return logits, [StreamOutcome(finished[own][place], own, place) for own, place in last]
 
     def facts_of(self, state: StreamState) -> dict[str, Any]:
-        """Return what is known of a stream by its state, under names of `Health`."""
+        """Return the facts about a stream of this state, under names of `Health`."""
         return facts_of(state, self._surfaces, self.mover, self.watch)
-
-    def _adapt_to(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-        """Predict and adapt; a broken or interrupted batch leaves no mark on the stream."""
-        stream = self._streams.stream
-        for surface in self._surfaces:
-            surface.start_batch()
-        stream.start_batch(_batch_size(inputs, options) or 0)
-        skipped, updates = self.mover.skipped, self.mover.updates
-        logits = self._predict(inputs, options)
-        left_out = stream.left_out or (stream.batch is not None and stream.batch.left_out)
-        skip = self.mover.skipped > skipped or left_out or not _is_finite(logits)
-        if skip:
-            self.mover.skipped = skipped + 1  # a method may have counted single images
-        news = not skip and self._looked(logits)
-        stream.end_batch(skipped=skip)
-        stepped = self.mover.updates > updates
-        if skip and (self._is_spoilt() or (stepped and _are_finite(inputs, options))):
-            # Not the batch was broken, a step went too far, this one's or that of the batch before.
-            # Undone, it may go too far again at every later batch; the source is a safe place.
-            with torch.inference_mode(False):
-                stream.forget()
-        if news:  # only now: whatever the function does, the batch is part of the stream
-            self.watch.tell(health_of(self, self._streams.current or DEFAULT_STREAM))
-        returned: Tensor = self.mover.outputs.as_returned(logits)
-        return returned
-
-    def _looked(self, logits: Tensor) -> bool:
-        """Let the alarm look at a batch; return whether a shift began or ended."""
-        batch = self._streams.stream.batch
-        seen = logits if self.mover.outputs.exclusive else None
-        if seen is not None and batch is not None and batch.rows is not None:
-            seen = seen[batch.rows.counted] if len(seen) == batch.size else None
-        return batch is not None and self.watch.look(batch, 0, seen)
-
-    def _predict(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-        if not self.mover.needs_gradients:
-            with torch.no_grad():
-                return self.mover.predict(self._run, *inputs, **options)
-        # Gradients need tensors that were made outside of inference mode.
-        with torch.inference_mode(False):
-            inputs = tuple(_without_inference(value) for value in inputs)
-            options = {name: _without_inference(value) for name, value in options.items()}
-            with torch.enable_grad(), new_casts():
-                logits = self.mover.predict(self._run, *inputs, **options).detach()
-            if self.guard is not None and self._intervened(self.guard, logits):
-                with torch.no_grad():
-                    logits = self.mover.output(self._run(*inputs, **options))
-        return logits
-
-    def _is_spoilt(self) -> bool:
-        """Return whether something that steps have moved is not finite."""
-        parts = self._streams.stream.contents()["parts"]
-        return not all(map(_is_finite, tensors_in(parts)))
-
-    def _run(self, *inputs: Any, **options: Any) -> Tensor:
-        """Run the model with its surfaces in place; return logits as the mover reads them."""
-        logits: Tensor = self.mover.outputs(self._output(*inputs, **options))
-        return logits
-
-    def _run_plain(self, *inputs: Any, **options: Any) -> Tensor:
-        """Run the model as it is, and return its logits as they are."""
-        logits: Tensor = self.mover.outputs.plain(self._output(*inputs, **options))
-        return logits
-
-    def _output(self, *inputs: Any, **options: Any) -> Any:
-        """Return what the model returns; explain the inputs where it fails."""
-        with explained_inputs((*inputs, *options.values())):
-            return self.model(*inputs, **options)
-
-    def _intervened(self, guard: CollapseGuard, logits: Tensor) -> bool:
-        """Go back if the guard sees a collapse; otherwise remember good states."""
-        stream = self._streams.stream
-        call, self._calls = self._calls, self._calls + 1
-        if guard.collapsed(logits):
-            self.events.append(
-                GuardEvent(call, guard.action, guard.effective_classes, guard.mean_entropy)
-            )
-            older = self._good[:1]  # taken now, since `forget` empties the good states as well
-            stream.forget()
-            if guard.action == "rollback" and older:
-                state = copy.deepcopy(older[0])
-                stream.put({**state, "values": state["values"] | stream.lasting})
-            return True
-        if guard.full and stream.batches % guard.window == 0:
-            # Two are kept, and the older one is gone back to: the newer may be on the way to a
-            # collapse that is not visible yet.
-            state = stream.contents()
-            moved = {name: state["parts"][name] for name in self._surface_parts}
-            self._good = (*self._good, copy.deepcopy({**state, "parts": moved}))[-2:]
-        return False
 
     def stream(self, name: str) -> NamedStream:
         """Return one of several streams, which share only the model and the filter.
@@ -444,7 +421,7 @@ class Adapter(nn.Module):
         """
         if not isinstance(name, str) or not name:
             raise OptionError(f"The name of a stream must be text, not empty; found {name!r}.")
-        return NamedStream(self, name)
+        return NamedStream(self, self._streams, name)
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -469,10 +446,15 @@ class Adapter(nn.Module):
         Other threads that call the adapter wait until the block is over.
         """
         with self._streams.lock:
-            before = self._switch.enabled
-            with finally_do(functools.partial(setattr, self._switch, "enabled", before)):
-                self._switch.enabled = False
+            before = self._enabled, [surface.enabled for surface in self._surfaces]
+            with finally_do(functools.partial(self._switch, *before)):
+                self._switch(False, [False] * len(self._surfaces))
                 yield
+
+    def _switch(self, enabled: bool, surfaces: Sequence[bool]) -> None:
+        self._enabled = enabled
+        for surface, each in zip(self._surfaces, surfaces, strict=True):
+            surface.enabled = each
 
     def detach(self) -> nn.Module:
         """Take everything away and return the model as it was; the adapter cannot be used again."""
@@ -482,8 +464,10 @@ class Adapter(nn.Module):
 
     def _take_away(self) -> None:
         if self._attached:
-            for surface in self._own:
-                surface.detach()
+            for surface in self._surfaces:
+                # One that is on another model was refused, and stays there.
+                if getattr(surface, "stream", None) is self.hub:
+                    surface.detach()
             restore_training_flags(self._flags)
             self._patches.remove()  # last, so that `ttapca.detach` finds the adapter until the end
             self._attached = False
@@ -509,12 +493,23 @@ class Adapter(nn.Module):
     @property
     def kind(self) -> str:
         """A digest that two adapters share only if they can exchange streams."""
-        return kind_of(self.model, self._surfaces, self.mover)
+        parts = [self.mover.kind, *(type(each).__name__ for each in self._surfaces)]
+        for module in (self.model, *self._surfaces):
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                parts.append(f"{name} {tuple(tensor.shape)}")
+        for surface in self._surfaces:
+            if isinstance(surface, SpectralGains):
+                fitted = surface.fitted
+                own = [fitted.layer, str(fitted.shape)]
+                for tensor in (fitted.center_, fitted.singular_values_):
+                    own.append(hashlib.sha256(tensor.double().numpy().tobytes()).hexdigest())
+                parts.append(_digest(own))
+        return _digest(parts)
 
     def kept_tensors(self) -> list[Tensor]:
         """Return all floating-point tensors kept between batches beyond the model itself."""
         own = (*self.surfaces.parameters(), *self.surfaces.buffers(), *self.mover.tensors())
-        streams = tensors_in([self._streams.stream.contents(), self._streams.parked])
+        streams = tensors_in([self.hub.contents(), self._streams.parked])
         return [each for each in (*own, *streams) if each.is_floating_point()]
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -522,12 +517,7 @@ class Adapter(nn.Module):
         with self._streams.lock:
             return {
                 "kind": self.kind,
-                "streams": {
-                    name: torch.frombuffer(
-                        bytearray(stream_to_bytes(contents, self.kind)), dtype=torch.uint8
-                    )
-                    for name, contents in self._streams.contents().items()
-                },
+                "streams": self._streams.to_tensors(self.kind),
                 "current": self._streams.current,
                 "updates": self.mover.updates,
                 "skipped": self.mover.skipped,
@@ -547,12 +537,7 @@ class Adapter(nn.Module):
             )
         with self._streams.lock:
             device, _ = device_and_dtype(self.model, self.model)
-            streams = {}
-            for name, data in state["streams"].items():
-                content = data.cpu().numpy().tobytes()
-                known = stream_of_bytes(content, self.kind, self._streams.stream, f"stream {name}")
-                streams[name] = map_tensors(known, lambda tensor: tensor.to(device))
-            self._streams.put(streams, state["current"])
+            self._streams.put_tensors(state["streams"], state["current"], self.kind, device)
             self.mover.updates, self.mover.skipped = state["updates"], state["skipped"]
             self._calls = state["calls"]
 
@@ -563,62 +548,6 @@ class Adapter(nn.Module):
             self.mover.apply(fn)
             self._streams.apply(not_below_float32(fn))
         return self
-
-
-def _check_can_collapse(mover: Mover, forgetting: Forgetting, outputs: Outputs) -> None:
-    """Refuse a guard over a method that cannot collapse, or whose collapse it cannot see."""
-    if not outputs.exclusive:
-        raise OptionError(
-            "A guard sees a collapse where predictions concentrate on few classes that exclude "
-            f'each other; outputs of the kind "{outputs.kind}" do not. Leave out `guard`.'
-        )
-    if not mover.needs_gradients:
-        why = "a method that does not learn"
-    elif mover.forgets:
-        why = "a method that forgets after each image"
-    elif forgetting == "episodic":
-        why = "a method that forgets after each batch"
-    else:
-        return
-    raise OptionError(
-        f"A guard watches a stream for collapse, and would have no effect on {why}. Leave "
-        'out `guard`, or adapt with gradients and forgetting="online".'
-    )
-
-
-def _watch(alarm: ShiftAlarm | None, surfaces: Sequence[Surface]) -> ShiftWatch:
-    """Return what looks at the filters among attached surfaces."""
-    filters = [each for each in surfaces if isinstance(each, SpectralGains)]
-    gains = [each.closed_form for each in filters]
-    known = (each.classes for each in filters)
-    shares = next((classes.shares for classes in known if classes is not None), None)
-    return ShiftWatch(alarm, [gain for gain in gains if gain is not None], shares)
-
-
-def kind_of(model: nn.Module, surfaces: Sequence[Surface], mover: Mover) -> str:
-    """Return a digest that others share only if they can exchange streams with these."""
-    parts = [mover.kind, *(type(each).__name__ for each in surfaces)]
-    for module in (model, *surfaces):
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            parts.append(f"{name} {tuple(tensor.shape)}")
-    for surface in surfaces:
-        if isinstance(surface, SpectralGains):
-            parts.append(surface.fingerprint)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-class _OwnedBy(Wrapper):
-    """Keeps a model in evaluation mode; through it `detach` finds the adapter of a model."""
-
-    def __init__(self, adapter: Adapter) -> None:
-        self.adapter = adapter
-
-    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        # Somebody may have called `train()`, with which BatchNorm writes into its buffers.
-        for module, _ in self.adapter._flags:
-            if module.training:
-                module.training = False
-        return forward(*args, **kwargs)
 
 
 def detach(model: nn.Module) -> nn.Module:
@@ -637,7 +566,7 @@ def detach(model: nn.Module) -> nn.Module:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).eval()
         >>> x = torch.randn(5, 4)
         >>> plain = model(x)
-        >>> logits = ttapca.adapt(model, "tent")(x)  # and nobody keeps the adapter
+        >>> logits = ttapca.adapt(model, "tent")(x)  # and the adapter is not kept
         >>> torch.equal(ttapca.detach(model)(x), plain)
         True
     """
@@ -649,8 +578,8 @@ def detach(model: nn.Module) -> nn.Module:
 def _detach_all(model: nn.Module) -> None:
     for module in model.modules():
         for wrapper in wrappers_of(module):
-            if isinstance(wrapper, _OwnedBy):
-                wrapper.adapter.detach()
+            if isinstance(wrapper, EvaluationMode) and isinstance(wrapper.owner, Adapter):
+                wrapper.owner.detach()
     # Surfaces and filters that were put on without an adapter.
     for module in model.modules():
         # Either kind; nn.Module offers no public way to list its hooks.
@@ -661,6 +590,10 @@ def _detach_all(model: nn.Module) -> None:
         detach_filter(module)
 
 
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
 def _batch_size(inputs: tuple[Any, ...], options: dict[str, Any]) -> int | None:
     """Return the number of samples: the length of the first tensor; None if there is none."""
     for value in (*inputs, *options.values()):
@@ -669,16 +602,12 @@ def _batch_size(inputs: tuple[Any, ...], options: dict[str, Any]) -> int | None:
     return None
 
 
-def _is_empty(inputs: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    return _batch_size(inputs, options) == 0
-
-
 def _is_finite(logits: Any) -> bool:
     return not isinstance(logits, Tensor) or bool(torch.isfinite(logits).all())
 
 
-def _are_finite(inputs: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    return all(map(_is_finite, (*inputs, *options.values())))
+def _are_finite(tree: Any) -> bool:
+    return all(map(_is_finite, tensors_in(tree)))
 
 
 def _without_inference(value: Any) -> Any:

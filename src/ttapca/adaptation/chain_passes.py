@@ -27,26 +27,21 @@ LEAST_SUM = 1e-30  # in float32
 
 
 class ChainPasses(Mover):
-    """Predicts with what a chain knows of the classes of streams.
+    """Predicts in order of arrival, by a chain that models the classes of a stream.
 
     A pass goes by a plan: which classes to take out of the statistics of the batch, and for how
-    many independent images it counts. At first that is what a stream makes expect. What the
-    predictions of the pass say, read in order, is the next plan. If the two differ, the pass is
-    repeated for the images of this stream. The outputs are those that the chain makes of the last
-    pass.
+    many independent images the batch counts. The first plan is the expectation of the stream. The
+    predictions of the pass, read in order, give the next plan. If the two differ, the pass is
+    repeated for the images of this stream. The chain makes the outputs from those of the last pass.
 
     Args:
-        classes: What is known of classes in the source.
+        classes: The classes of the source.
         statistics: Those that follow the stream; None without any.
         required: Whether logits of other classes are an error; else they are left as they are.
         order: `video` for images that surely come in order.
-        counts_only: Use the order for one thing only: for how many independent images those of a
-            run count. It takes away from what a stream can do, and so is safe where nothing tells
-            a run of one class from a network that collapses.
         constants: See `ttapca.spectral.constants`.
 
     Attributes:
-        counts_only: See above.
         single: Whether a pass is never repeated.
     """
 
@@ -57,7 +52,6 @@ class ChainPasses(Mover):
         *,
         required: bool = True,
         order: Order = "auto",
-        counts_only: bool = False,
         constants: Constants = CONSTANTS,
     ) -> None:
         super().__init__()
@@ -66,15 +60,15 @@ class ChainPasses(Mover):
             classes.shares.double().numpy(), constants, ordered=order == "video"
         )
         self.reads = "classes" if required else "classes, if any"
+        self.single = False
         self._required = required
-        self.counts_only = counts_only
         self._statistics = statistics
         self._known = LayerClasses(classes, {}, constants)
-        self.single = False
         self._of_places = False  # whether the model predicts every place of an image
+        self._watched: frozenset[str] = frozenset()
 
     def traceable(self) -> ChainPasses:
-        """Return the same for exporters: in float32, by operations of torch alone.
+        """Return a copy for exporters: in float32, by operations of torch alone.
 
         It makes a single pass, as one image of a stream always does.
         """
@@ -86,50 +80,41 @@ class ChainPasses(Mover):
         return found
 
     def join(self, stream: Stream) -> None:
-        """Declare what is known of the classes of a stream."""
+        """Declare the state of the chain."""
         super().join(stream)
-        self._stream = stream
-        # Only now are they attached, and know whether the model has such layers.
+        # Only now are the statistics attached, and know whether the model has such layers.
         if self._statistics is not None and self._statistics.classes is not None:
             self._known = self._statistics.classes
             self.classes = self._known.classes  # by the paths of this model
         pairs = self.classes.pairs
+        # Of the layers whose channel means tell classes apart.
+        self._watched = frozenset(() if pairs is None else pairs.layers)
         features = 0 if pairs is None else pairs.features
         stream.declare_state(chain=self.chain.start(features=features))
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Return the logits for one batch of one stream."""
-        batch = self._stream.batch
+        batch = self.stream.batch
         if batch is None or not batch.size:
             return run(*inputs, **options)
 
         def all_of_it(_images: Tensor | None) -> Tensor:
             return run(*inputs, **options)
 
-        logits, [(self._stream.batch, _)] = self.predict_streams(all_of_it, batch)
+        logits, [(self.stream.batch, _)] = self.predict_streams(all_of_it, batch)
         return logits
 
     def predict_streams(
         self, run: RunSome, batch: StreamBatch
     ) -> tuple[Tensor, list[tuple[StreamBatch, int]]]:
-        """Return the logits for one batch of any streams, and the last pass of each stream.
-
-        Args:
-            run: Runs the model on some images of the batch, given by their numbers; None for all.
-            batch: Before its first pass.
-
-        Returns:
-            Logits, and for each stream the batch of its last pass with its number in that.
-        """
+        """Return the logits for one batch of any streams, and the last pass of each stream."""
         batch.plan = self._expected(batch)
         last = [(batch, number) for number in range(len(batch.states))]
         streams, images = list(range(len(last))), None  # of this pass, by those of the first
         logits: Tensor | None = None
-        # A pass is repeated with other statistics or counts: if there are none, one is enough.
-        repeats = not self.single and (self._has_layers or self.counts_only)
-        passes = self.chain.constants.passes if repeats else 1
+        passes = self.chain.constants.passes if self._repeats and not self.single else 1
         for left in reversed(range(passes)):
-            self._stream.batch = batch
+            self.stream.batch = batch
             batch.watched = self._watched
             found = run(images)
             for place, number in enumerate(streams):
@@ -137,7 +122,9 @@ class ChainPasses(Mover):
             if batch.left_out or not self._usable(found, batch):
                 return (found if logits is None else logits), last
             plan, outputs = self._read(batch, found)
-            logits = outputs if logits is None or images is None else _put(logits, images, outputs)
+            if logits is not None and images is not None:
+                outputs = logits.index_copy(0, images.to(logits.device), outputs)
+            logits = outputs
             repeated = self._surprised(batch, plan) if left else []
             batch.plan = plan
             if not repeated:
@@ -149,17 +136,12 @@ class ChainPasses(Mover):
         return found if logits is None else logits, last
 
     @property
-    def _has_layers(self) -> bool:
+    def _repeats(self) -> bool:
+        """Whether another pass may differ: one with other statistics does."""
         return self._statistics is not None and bool(self._statistics.layers)
 
-    @property
-    def _watched(self) -> frozenset[str]:
-        """Paths of the layers whose channel means tell classes apart."""
-        pairs = self.classes.pairs
-        return frozenset() if pairs is None else frozenset(pairs.layers)
-
     def _surprised(self, batch: StreamBatch, plan: ClassPlan) -> list[int]:
-        """Return the streams whose statistics were wrong by a plan that was found since."""
+        """Return the streams whose pass was wrong, judged by the plan that follows from it."""
         changes = self._changes(batch, plan)
         # One more image hardly changes any statistics.
         places = batch.counted_images()
@@ -172,19 +154,11 @@ class ChainPasses(Mover):
         ]
 
     def _changes(self, batch: StreamBatch, plan: ClassPlan) -> list[float]:
-        """Return by how much statistics or counts depend on the plan, for each stream."""
-        if self._statistics is not None:
-            return self._statistics.change(batch, plan)
-        found = [0.0] * len(batch.states)
-        if self.counts_only and batch.plan is not None:
-            here, there = (batch.summed(each.counts[:, -1:])[:, 0] for each in (batch.plan, plan))
-            changes = (here - there).abs() / torch.maximum(here, there).clamp(min=SMALLEST)
-            for (stream, _), each in zip(batch.groups, changes.tolist(), strict=True):
-                found[stream] = max(found[stream], each)
-        return found
+        """Return how much statistics change with the plan, for each stream."""
+        return [] if self._statistics is None else self._statistics.change(batch, plan)
 
     def _expected(self, batch: StreamBatch) -> ClassPlan:
-        """Return the plan for a batch of which nothing was seen yet."""
+        """Return the plan for a batch before its first pass."""
         places = batch.counted_images()
         if self._of_places and not isinstance(places, int):  # of an image, which have no order
             shares = self.classes.shares.expand(batch.size or 0, -1)
@@ -198,14 +172,14 @@ class ChainPasses(Mover):
         return ClassPlan.of_reading(self._known, reading, state.images, batch.memory, places, size)
 
     def _read(self, batch: StreamBatch, logits: Tensor) -> tuple[ClassPlan, Tensor]:
-        """Return what the logits of a batch say of its classes, and what becomes of them."""
+        """Return the plan that follows from the logits of a batch, and its outputs."""
         places = batch.counted_images()
         self._of_places = logits.dim() > 2
         if self._of_places and not isinstance(places, int):
-            return ClassPlan.of_shares(self._known, _shares_of(logits), places), logits
-        state, sizes = batch.chains_before(), None
-        if not isinstance(places, int):
-            sizes = [len(own) for own in places]
+            shares = logits.detach().softmax(1).flatten(2).mean(2).cpu()
+            return ClassPlan.of_shares(self._known, shares, places), logits
+        state = batch.chains_before()
+        sizes = None if isinstance(places, int) else [len(own) for own in places]
         predicted = by_stream(batch.as_numbers(logits.detach()).softmax(1), places)
         described, features, log_pairs = self._features(batch), None, None
         if described is not None and self.classes.pairs is not None:
@@ -218,28 +192,23 @@ class ChainPasses(Mover):
         after, reading = self.chain.read(state, predicted, log_pairs, sizes, features)
         batch.chains_after(after)
         plan = self._plan_of(batch, reading, state)
-        if self.counts_only:
-            return plan, logits
         return plan, self._outputs(batch, logits, reading, state)
 
     def _features(self, batch: StreamBatch) -> Tensor | None:
-        """Return what tells by late layers whether images have one class."""
-        if self.classes.pairs is None:
-            return None
-        found = self.classes.pairs.described(batch.means)
-        if found is None:
-            return None
-        if not batch.traced and not bool(torch.isfinite(found).all()):
+        """Return features of late layers that tell whether images have one class."""
+        pairs = self.classes.pairs
+        found = None if pairs is None else pairs.described(batch.means)
+        if found is None or not (batch.traced or bool(torch.isfinite(found).all())):
             return None
         return batch.as_numbers(found)
 
     def _outputs(
         self, batch: StreamBatch, logits: Tensor, reading: ChainReading, state: ChainState
     ) -> Tensor:
-        """Return logits whose softmax is what the chain makes of them.
+        """Return logits whose softmax are the probabilities of the chain.
 
-        Those of a stream that has no order more likely than not stay as they are, bit for bit, and
-        so does the first image of a stream if it comes alone.
+        Logits of a stream that has no order, more likely than not, stay as they are, bit for bit,
+        and so do those of the first image of a stream if it comes alone.
         """
         places, size = batch.counted_images(), batch.size or 0
         ordered = reading.plain < 1 / 2
@@ -261,7 +230,7 @@ class ChainPasses(Mover):
 
     def facts_in(self, state: StreamState) -> dict[str, Any]:
         """Return the classes of a stream and its order; see `Health`."""
-        if state.chain is None or not state.chain.place[0] or self.counts_only:
+        if state.chain is None or not state.chain.place[0]:
             return {}
         expected, counts = self.chain.expected(state.chain, 1), state.chain.recent[0, 0]
         return {
@@ -290,11 +259,40 @@ class ChainPasses(Mover):
         return batch.rows is not None or bool(torch.isfinite(logits).all())
 
 
-def _put(logits: Tensor, images: Tensor, outputs: Tensor) -> Tensor:
-    """Return logits with those of some images replaced."""
-    return logits.index_copy(0, images.to(logits.device), outputs)
+class RunCounts(ChainPasses):
+    """Takes no classes out of statistics: the order tells for how many images those of a run count.
 
+    That takes away from the influence of a stream, and so is safe if nothing tells a run of one
+    class from a network that collapses. Outputs stay those of the network.
+    """
 
-def _shares_of(logits: Tensor) -> Tensor:
-    """Return the mean class probabilities over all places of each image."""
-    return logits.detach().softmax(1).flatten(2).mean(2).cpu()
+    kind = "ChainPasses"  # in saved streams
+
+    def __init__(self, classes: SourceClasses, constants: Constants = CONSTANTS) -> None:
+        super().__init__(classes, required=False, constants=constants)
+
+    @property
+    def _repeats(self) -> bool:
+        return True
+
+    def _changes(self, batch: StreamBatch, plan: ClassPlan) -> list[float]:
+        """Return how much counts change with the plan, for each stream."""
+        found = [0.0] * len(batch.states)
+        if batch.plan is not None:
+            here, there = (batch.summed(each.counts[:, -1:])[:, 0] for each in (batch.plan, plan))
+            changes = (here - there).abs() / torch.maximum(here, there).clamp(min=SMALLEST)
+            for (stream, _), each in zip(batch.groups, changes.tolist(), strict=True):
+                found[stream] = max(found[stream], each)
+        return found
+
+    def _outputs(
+        self, batch: StreamBatch, logits: Tensor, reading: ChainReading, state: ChainState
+    ) -> Tensor:
+        """Return the logits as they are."""
+        del batch, reading, state
+        return logits
+
+    def facts_in(self, state: StreamState) -> dict[str, Any]:
+        """Return nothing: the order is used for nothing that a person would ask for."""
+        del state
+        return {}

@@ -1,15 +1,19 @@
-"""What a closed-form filter did to the data, as a table for a person."""
+"""For a person: the effect of closed-form filters on the data, and the cost of a call, counted."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from ttapca.adaptation.adapter import Adapter
 from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import OptionError
 from ttapca.spectral.calibration import band_means
 from ttapca.spectral.closed_form import ClosedFormGain
+from ttapca.support.wrapping import finally_do, temporary_patches
 
 # The number of blocks of a bar on either side, and how many of them stand for a factor of two.
 BAR = 8
@@ -55,7 +59,7 @@ class BandReport:
 
     @property
     def meaning(self) -> str:
-        """What the gain means, in words.
+        """The meaning of the gain, in words.
 
         Example:
             >>> BandReport(8, 15, 1.0, 4.0, 0.25).meaning
@@ -68,22 +72,21 @@ class BandReport:
         if abs(self.gain - 1) < UNCHANGED:
             usual = "as some source batches have" if self.p_value > USUAL else "no sure shift"
             return f"{times} times the variance: {usual}; left alone"
-        what = "noise was added; scaled down"
-        if self.gain > 1:
-            what = "detail or contrast is lost; scaled up"
-        return f"{times} times the variance: {what} to {100 * self.gain:.0f} %"
+        lost = "detail or contrast is lost; scaled up"
+        cause = lost if self.gain > 1 else "noise was added; scaled down"
+        return f"{times} times the variance: {cause} to {100 * self.gain:.0f} %"
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What one filter does to the data it saw last.
+    """The effect of one filter on the latest data.
 
-    If several conditions are told apart (`states` of `wiener`), it is about the surest shift of
-    those that the last images have.
+    If several conditions are told apart (`states` of `wiener`), it is about the surest shift among
+    those of the last images.
 
     Attributes:
         layer: The layer of the filter.
-        images: How many images the estimate rests on; older ones count less.
+        images: Number of images on which the estimate rests; older ones count less.
         p_value: Share of source batches of that size that are as far from the mean source batch.
         shift: How surely the data have shifted, from 0 to 1.
         bands: From the first components, which hold large shapes, to the last, fine detail.
@@ -111,7 +114,7 @@ class Explanation:
 
 
 def explain(adapted: Adapter) -> list[Explanation]:
-    """Explain what the closed-form filters of an adapter did to the last batch or the stream.
+    """Explain the effect of the closed-form filters of an adapter on the last batch or the stream.
 
     Args:
         adapted: An adapter with at least one filter, called at least once.
@@ -133,11 +136,10 @@ def explain(adapted: Adapter) -> list[Explanation]:
         >>> explain(adapted)[0].bands[0].gain < 0.5
         True
     """
-    surfaces = [each for each in adapted.surfaces if isinstance(each, SpectralGains)]
     found = [
         _explanation(each.layer, each.closed_form, adapted)
-        for each in surfaces
-        if each.closed_form is not None
+        for each in adapted.surfaces
+        if isinstance(each, SpectralGains) and each.closed_form is not None
     ]
     if not found:
         raise OptionError(
@@ -161,3 +163,69 @@ def _explanation(layer: str, gain: ClosedFormGain, adapted: Adapter) -> Explanat
     bands = tuple(BandReport(first + 1, *rest) for first, *rest in rows)
     shift = float(state.spectra[gain.number].shift[state.surest])
     return Explanation(layer, evidence.samples, evidence.p_value, shift, bands)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one call of an adapter.
+
+    Attributes:
+        parameters: Number of parameters that gradient steps move.
+        forwards: Number of forward passes of a whole batch: views of single images add up.
+        backwards: Number of backward passes.
+        kept_bytes: Memory kept between batches beyond the model itself: filters, copies of
+            weights, the optimiser's state.
+        graph_bytes: Activations that are held for backward passes.
+    """
+
+    parameters: int
+    forwards: float
+    backwards: int
+    kept_bytes: int
+    graph_bytes: int
+
+
+def measure_cost(adapter: Adapter, batch: Tensor) -> Cost:
+    """Count the cost of one call with a batch, shape (batch, ...).
+
+    Args:
+        adapter: An attached adapter, on any device; it is reset before and after.
+        batch: The batch of the call.
+
+    Example:
+        >>> import ttapca
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        >>> cost = measure_cost(ttapca.adapt(model, "tent"), torch.randn(5, 4))
+        >>> cost.parameters, cost.forwards, cost.backwards
+        (16, 1.0, 1)
+    """
+    passes: list[int] = []
+    saved: list[Tensor] = []  # all are held, so that no address is used a second time
+
+    def save(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    adapter.reset()
+    before = adapter.mover.backwards
+    with finally_do(adapter.reset), temporary_patches() as patches:
+        patches.hook_input(adapter.model, lambda _, args, _kwargs: passes.append(len(args[0])))
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            adapter(batch)
+        kept_bytes = sum(_bytes_by_address(adapter.kept_tensors()).values())
+    graph = _bytes_by_address(saved)
+    # The model's own tensors are there anyway, whether or not a graph refers to them.
+    own = _bytes_by_address([*adapter.model.parameters(), *adapter.model.buffers()])
+    return Cost(
+        parameters=adapter.n_parameters,
+        forwards=sum(passes) / len(batch),
+        backwards=adapter.mover.backwards - before,
+        kept_bytes=kept_bytes,
+        graph_bytes=sum(size for address, size in graph.items() if address not in own),
+    )
+
+
+def _bytes_by_address(tensors: list[Tensor]) -> dict[int, int]:
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}

@@ -2,21 +2,28 @@
 
 Entropy has a trivial minimum: predict the same class, with certainty, whatever the input. A stream
 on its way there shows two signs together: the predictions of many batches concentrate on few
-classes, and their entropy vanishes. Few classes alone may be what the stream holds, and low entropy
+classes, and their entropy vanishes. Few classes alone may be those of the stream, and low entropy
 alone may mean a good network.
 """
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ttapca._checks import Number, OneOf, Whole, check_option
+from ttapca.errors import OptionError
+from ttapca.spectral.stream import Stream
 from ttapca.support.outputs import softmax_entropy
+
+if TYPE_CHECKING:
+    from ttapca.adaptation.optimisation import Mover
 
 GuardAction = Literal["rollback", "reset"]
 
@@ -28,7 +35,7 @@ class GuardEvent:
     Attributes:
         batch: Number of the call of the adapter, counting from 0.
         action: `rollback` to the last good state, or `reset` to the source.
-        effective_classes: How many classes the predictions of the window were spread over.
+        effective_classes: Number of classes over which the predictions of the window were spread.
         entropy: Their mean entropy, as a share of the largest possible.
     """
 
@@ -42,12 +49,12 @@ class CollapseGuard:
     """Watches predictions over a window of batches.
 
     Args:
-        action: What to do: `rollback` to the last good state, or `reset` to the source.
-        window: How many batches are looked at together. A state counts as good once a whole window
-            after it was healthy.
+        action: On collapse, `rollback` to the last good state, or `reset` to the source.
+        window: Number of batches that are looked at together. A state counts as good once a whole
+            window after it was healthy.
         classes: In a collapse there are fewer effective classes than this share of all classes, or
             fewer than 2. Effective classes are the exponential of the entropy of the mean
-            prediction. Of two classes there are never more than 2: there it is 1 plus this share.
+            prediction. Two classes are never more than 2: the bound is then 1 plus this share.
         entropy: In a collapse the mean entropy is below this share of the largest possible.
 
     Example:
@@ -79,10 +86,11 @@ class CollapseGuard:
         self.entropies: tuple[float, ...] = ()
         self.effective_classes = math.nan
         self.mean_entropy = math.nan
+        self._good: tuple[dict[str, Any], ...] = ()  # states to go back to
 
     @torch.no_grad()
     def collapsed(self, logits: Tensor) -> bool:
-        """Look at one more batch of logits, shape (batch, classes, ...); return True on collapse.
+        """Return whether predictions have collapsed, given one more batch, (batch, classes, ...).
 
         A batch that is not finite is ignored: nothing was learned from it either.
         """
@@ -108,7 +116,48 @@ class CollapseGuard:
         """Whether a whole window has been seen."""
         return len(self.entropies) == self.window
 
+    def intervene(
+        self, stream: Stream, logits: Tensor, call: int, parts: Collection[str]
+    ) -> GuardEvent | None:
+        """Look at one more batch of a stream: go back on collapse, else remember good states.
 
-def make_guard(guard: CollapseGuard | GuardAction | None) -> CollapseGuard | None:
-    """Return the guard; an action stands for a guard with defaults."""
-    return CollapseGuard(guard) if isinstance(guard, str) else guard
+        `call` is the number of the call for the event, `parts` names the parts of the stream that
+        belong to surfaces.
+        """
+        if self.collapsed(logits):
+            event = GuardEvent(call, self.action, self.effective_classes, self.mean_entropy)
+            older = self._good[:1]  # taken now, since `forget` empties the good states as well
+            stream.forget()
+            if self.action == "rollback" and older:
+                state = copy.deepcopy(older[0])
+                stream.put({**state, "values": state["values"] | stream.lasting})
+            return event
+        if self.full and stream.batches % self.window == 0:
+            # Two are kept, and the older one is gone back to: the newer may be on the way to a
+            # collapse that is not visible yet.
+            state = stream.contents()
+            moved = {name: state["parts"][name] for name in parts}
+            self._good = (*self._good, copy.deepcopy({**state, "parts": moved}))[-2:]
+        return None
+
+
+def check_can_collapse(mover: Mover, forgetting: str) -> None:
+    """Refuse a guard over a method that cannot collapse, or whose collapse it cannot see."""
+    outputs = mover.outputs
+    if not outputs.exclusive:
+        raise OptionError(
+            "A guard sees a collapse where predictions concentrate on few classes that exclude "
+            f'each other; outputs of the kind "{outputs.kind}" do not. Leave out `guard`.'
+        )
+    if not mover.needs_gradients:
+        why = "a method that does not learn"
+    elif mover.forgets:
+        why = "a method that forgets after each image"
+    elif forgetting == "episodic":
+        why = "a method that forgets after each batch"
+    else:
+        return
+    raise OptionError(
+        f"A guard watches a stream for collapse, and would have no effect on {why}. Leave "
+        'out `guard`, or adapt with gradients and forgetting="online".'
+    )

@@ -1,4 +1,4 @@
-"""`Health`: how a stream is, in numbers that a person or a program can look at."""
+"""`Health`: the state of a stream in numbers that a person or a program can look at."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ttapca.adaptation.surfaces import (
     SpectralGains,
     StreamStatistics,
 )
-from ttapca.spectral.closed_form_rule import TINY, ClosedFormRule, Evidence
+from ttapca.spectral.closed_form_rule import TINY
 from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.stream import STATE
 from ttapca.spectral.stream_state import StreamState
@@ -48,14 +48,14 @@ class BandHealth:
 
 @dataclass(frozen=True, repr=False)
 class Health:
-    """How one stream is. What nobody can tell is None: most of it without a closed-form filter.
+    """The state of one stream. Unknown facts are None: most of them without a closed-form filter.
 
     Attributes:
         stream: Its name.
-        images: How many images were seen since it started. Forgetting after every batch, as
-            episodic adaptation does, does not change this.
-        skipped: How many batches led to NaN or infinity, and so changed nothing.
-        shifted: Whether `on_shift` was told last that a shift began; None without `on_shift`.
+        images: Number of images since it started. Forgetting after every batch, as episodic
+            adaptation does, does not change this.
+        skipped: Number of batches that led to NaN or infinity, and so changed nothing.
+        shifted: Whether the last call of `on_shift` told that a shift began; None without it.
         p_value: Share of source batches that are at least as far from the mean source batch as the
             stream is; its last images count most. With several filters, the smallest of their
             p-values times their number.
@@ -64,19 +64,19 @@ class Health:
             doublings, as the root of the mean square.
         bands: The same for every band of every closed-form filter, from large shapes to fine
             detail.
-        composition: Share of each class in the latest predictions; None where nobody looks at
-            classes, which takes `order` or `on_shift`.
+        composition: Share of each class in the latest predictions; None without `order` and
+            `on_shift`, by which classes are looked at.
         ordered: Probability that classes stay for a while, so that the order of images is used;
-            None where nobody looks at it.
-        run_length: For how many images a class stays, as expected, if classes do.
+            None without `order`.
+        run_length: Expected number of images for which a class stays, if classes do.
         skew: How surely the classes are not those of the source, from 0 to 1. Images of one class
-            resemble each other, and `p_value` allows for that. Where the order of images is not
-            looked at, `on_shift` takes it for 1, the worst, until classes were seen before a shift.
-        conditions: How many conditions were told apart.
-        outliers: Share of values that strayed from those around them; source images have some.
-        implausible: How many samples no shift explains, such as pixels up to 255 if those of the
-            source are at most 1. The untouched network predicts them, and the stream takes nothing
-            from them.
+            resemble each other, and `p_value` allows for that. Without `order`, `on_shift` takes it
+            for 1, the worst, until classes were seen before a shift.
+        conditions: Number of conditions that were told apart.
+        outliers: Share of values that strayed from their neighbours; source images have some.
+        implausible: Number of samples that no shift explains, such as pixels up to 255 if those of
+            the source are at most 1. The untouched network predicts them, and the stream learns
+            nothing from them.
         batch_weight: Weight of the test data in the statistics that normalisation layers use,
             averaged over these; the rest is the source.
 
@@ -135,7 +135,7 @@ outliers 0.4 %, 2 batches skipped)
         return f"Health({self.stream}: {', '.join(said)})"
 
     def _alarm_in_words(self) -> str:
-        """Say what the alarm says, and whether the last images look otherwise."""
+        """Tell the state of the alarm, and whether the last images look otherwise."""
         p_value = 1.0 if self.p_value is None else self.p_value
         if self.shifted:
             return "shifted until a moment ago" if p_value > CONSTANTS.ends else "shifted"
@@ -150,29 +150,20 @@ outliers 0.4 %, 2 batches skipped)
 
 
 def health_of(adapter: Adapter, name: str) -> Health:
-    """Return the health of one stream of an adapter, computed now; it does not change the stream.
-
-    Args:
-        adapter: Any adapter.
-        name: The name of the stream; one that has not begun is as at its start.
-    """
+    """Return the health of one stream of an adapter, computed now; the stream stays as it is."""
     with adapter._streams.lock:
         values = adapter._streams.values_of(name)
-        return Health(
-            stream=name,
-            images=int(values["images"]),
-            skipped=int(values["skipped"]),
-            **facts_of(values.get(STATE), list(adapter.surfaces), adapter.mover, adapter.watch),
-        )
+        facts = facts_of(values.get(STATE), list(adapter.surfaces), adapter.mover, adapter.watch)
+        return Health(name, int(values["images"]), int(values["skipped"]), **facts)
 
 
 def facts_of(
     state: StreamState | None, surfaces: Sequence[Any], mover: Mover, watch: ShiftWatch
 ) -> dict[str, Any]:
-    """Return what is known of a stream, under names of `Health`.
+    """Return the facts about a stream, under names of `Health`.
 
     Args:
-        state: Of the stream; None if nobody keeps one.
+        state: Of the stream; None for a method that keeps none.
         surfaces: Of the method.
         mover: Of the method.
         watch: Looks for an alarm.
@@ -181,9 +172,9 @@ def facts_of(
     weight = next((each for each in fixed if each is not None), None)
     if state is None:
         return {"batch_weight": weight}
-    follows = [each for each in surfaces if isinstance(each, StreamStatistics)]
-    for each in follows:
-        weight = each.mean_weight(state)
+    for each in surfaces:
+        if isinstance(each, StreamStatistics):
+            weight = each.mean_weight(state)
     looked = watch.facts_in(state)
     repairs = any(isinstance(each, OutlierRepair) for each in surfaces)
     return {
@@ -198,52 +189,28 @@ def facts_of(
 
 
 def _shift(surfaces: Sequence[Any], state: StreamState, skew: float) -> dict[str, Any]:
-    """Return what closed-form filters say about a shift, by names of `Health`."""
-    found: list[tuple[str, ClosedFormRule, Evidence]] = []
+    """Return the facts of closed-form filters about a shift, under names of `Health`."""
+    bands: list[BandHealth] = []
+    p_values = []
     for surface in surfaces:
         gain = surface.closed_form if isinstance(surface, SpectralGains) else None
         evidence = None if gain is None else gain.evidence_in(state, skew)
         if gain is not None and evidence is not None:
-            found.append((surface.layer, gain, evidence))
-    if not found:
+            p_values.append(evidence.p_value)
+            numbers = evidence.energies.tolist(), evidence.band_p_values.tolist()
+            for first, last, *own in zip(gain.edges, gain.edges[1:], *numbers, strict=False):
+                bands.append(BandHealth(surface.layer, first + 1, last, *own))
+    if not bands:
         return {}
-    return shift_facts(found, max(float(each.shift[state.surest]) for each in state.spectra))
-
-
-def shift_facts(
-    found: Sequence[tuple[str, ClosedFormRule, Evidence]], shift: float
-) -> dict[str, Any]:
-    """Return what is known about a shift, by names of `Health`.
-
-    Args:
-        found: The layer of each filter, its rule, and what the images say by it.
-        shift: How surely the data have shifted, from 0 to 1.
-    """
-    bands = tuple(
-        BandHealth(layer, first + 1, last, ratio, p_value)
-        for layer, rule, evidence in found
-        for first, last, ratio, p_value in zip(
-            rule.edges,
-            rule.edges[1:],
-            evidence.energies.tolist(),
-            evidence.band_p_values.tolist(),
-            strict=False,
-        )
-    )
     squares = [math.log2(max(band.ratio, TINY)) ** 2 for band in bands]
     return {
-        "p_value": joint_p_value([evidence.p_value for _, _, evidence in found]),
-        "shift": shift,
+        "p_value": joint_p_value(p_values),
+        "shift": max(float(each.shift[state.surest]) for each in state.spectra),
         "size": math.sqrt(sum(squares) / len(squares)),
-        "bands": bands,
+        "bands": tuple(bands),
     }
 
 
 def joint_p_value(p_values: list[float]) -> float:
-    """Return the p-value of several tests together, after Bonferroni.
-
-    Example:
-        >>> joint_p_value([0.5, 0.01])
-        0.02
-    """
+    """Return the p-value of several tests together, after Bonferroni."""
     return min(1.0, len(p_values) * min(p_values))

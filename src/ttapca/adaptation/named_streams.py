@@ -5,7 +5,6 @@ A saved stream is a file of `ttapca.spectral.state_files`.
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter
 
 DEFAULT_STREAM = "default"
-# What every stream counts, by name.
+# The counts that every stream keeps, by name.
 COUNTS = ("samples", "batches", "images", "skipped")
 
 
@@ -36,8 +35,8 @@ class Streams:
     """All streams of one adapter, which threads use in turn.
 
     Attributes:
-        stream: What surfaces and mover read and write; holds the current stream.
-        current: The name of that stream; None only where a switch was interrupted.
+        stream: Holds the current stream, which surfaces and mover read and write.
+        current: The name of that stream; None only after an interrupted switch.
         parked: The contents of all other streams, by name.
         lock: Held by the thread whose turn it is. It is used by `with` directly, since a context
             manager written in Python could be interrupted after it took the lock.
@@ -83,8 +82,8 @@ class Streams:
     def start_over(self, name: str, contents: dict[str, Any] | None = None) -> None:
         """Let a stream begin anew, or continue with other contents.
 
-        It is taken out of its place first: an interrupt leaves it as it was, or parked as it is to
-        be, and the next switch puts it in place.
+        It is taken out of its place first: an interrupt leaves it as before, or parked with the
+        other contents, and the next switch puts it in place.
         """
         self.switch_to(name)
         self.parked.pop(name, None)
@@ -94,7 +93,7 @@ class Streams:
         self.switch_to(name)
 
     def values_of(self, name: str) -> dict[str, Any]:
-        """Return what a stream holds, without creating it or switching to it."""
+        """Return the values of a stream, without creating it or switching to it."""
         if name == self.current:
             return self.stream.values
         parked = self.parked.get(name)
@@ -118,6 +117,24 @@ class Streams:
         self.stream.apply(fn)
         self.parked = map_tensors(self.parked, fn)
 
+    def to_tensors(self, kind: str) -> dict[str, Tensor]:
+        """Return the files of all streams by name, as bytes; `put_tensors` reads them."""
+        return {
+            name: torch.frombuffer(bytearray(stream_to_bytes(contents, kind)), dtype=torch.uint8)
+            for name, contents in self.contents().items()
+        }
+
+    def put_tensors(
+        self, files: Mapping[str, Tensor], current: str, kind: str, device: torch.device
+    ) -> None:
+        """Continue with the streams that `to_tensors` returned."""
+        streams = {}
+        for name, data in files.items():
+            content = data.cpu().numpy().tobytes()
+            found = stream_of_bytes(content, kind, self.stream, f"stream {name}")
+            streams[name] = map_tensors(found, lambda tensor: tensor.to(device))
+        self.put(streams, current)
+
 
 class NamedStream:
     """One of the streams of an adapter; calling it predicts and adapts.
@@ -128,14 +145,12 @@ class NamedStream:
         name: The name of the stream.
     """
 
-    def __init__(self, adapter: Adapter, name: str) -> None:
-        self._adapter = adapter
-        self._streams = adapter._streams
-        self.name = name
+    def __init__(self, adapter: Adapter, streams: Streams, name: str) -> None:
+        self._adapter, self._streams, self.name = adapter, streams, name
 
     def __call__(self, *inputs: Any, **options: Any) -> Tensor:
         """Predict, and adapt this stream; see `Adapter.forward`."""
-        return self._adapter._call(self.name, inputs, options)
+        return self._adapter.predict_for(self.name, inputs, options)
 
     def __repr__(self) -> str:
         """Return one line for a person."""
@@ -154,12 +169,12 @@ class NamedStream:
 
     @property
     def shift(self) -> float:
-        """How surely its data have shifted, from 0 to 1; 1 where the method cannot tell."""
+        """How surely its data have shifted, from 0 to 1; 1 if the method cannot tell."""
         return shift_of(self._values().get(STATE))
 
     @property
     def health(self) -> Health:
-        """How it is, computed when asked for; see `Health`."""
+        """The health of the stream, computed now; see `Health`."""
         return health_of(self._adapter, self.name)
 
     def _values(self) -> dict[str, Any]:
@@ -185,19 +200,13 @@ class NamedStream:
             self._streams.parked.pop(self.name, None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole stream to a file, in one step: the file is never half written.
-
-        Args:
-            path: The file; an existing one is replaced.
-        """
-        contents = self._do(lambda stream: copy.deepcopy(stream.contents()))
-        replace_file(Path(path), stream_to_bytes(contents, self._adapter.kind))
+        """Write the whole stream to a file, or replace one; it is never half written."""
+        with self._streams.lock:
+            data = stream_to_bytes(self._contents(), self._adapter.kind)
+        replace_file(Path(path), data)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Continue, bit for bit, where a stream of the same kind of adapter was saved.
-
-        Args:
-            path: A file that `save` wrote.
+        """Continue, bit for bit, where `save` of the same kind of adapter wrote this file.
 
         Raises:
             SavedStreamError: The file is missing, damaged, or of another kind of adapter.
@@ -210,7 +219,7 @@ class NamedStream:
             found = stream_of_bytes(data, self._adapter.kind, self._streams.stream, str(path))
             device, _ = device_and_dtype(self._adapter.model, self._adapter.model)
             found = map_tensors(found, lambda tensor: tensor.to(device))
-            before = self._do(Stream.contents)
+            before = self._contents()
             try:
                 self._streams.start_over(self.name, found)
             except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -218,11 +227,10 @@ class NamedStream:
                 self._streams.switch_to(self.name)
                 raise SavedStreamError(f"{path} is no saved stream: {error!r}.") from error
 
-    def _do(self, what: Callable[[Stream], Any]) -> Any:
-        """Do something with this stream in place."""
+    def _contents(self) -> dict[str, Any]:
         with self._streams.lock, torch.inference_mode(False):
             self._streams.switch_to(self.name)
-            return what(self._streams.stream)
+            return self._streams.stream.contents()
 
 
 def stream_to_bytes(contents: Mapping[str, Any], kind: str) -> bytes:
@@ -233,13 +241,10 @@ def stream_to_bytes(contents: Mapping[str, Any], kind: str) -> bytes:
 
 
 def stream_of_bytes(data: bytes, kind: str, stream: Stream, name: str) -> dict[str, Any]:
-    """Return the contents of a stream, and compare their names and shapes with others of its kind.
+    """Return the contents of a stream from `stream_to_bytes`, or from the file of a service.
 
-    Args:
-        data: What `stream_to_bytes` returned, or a service wrote.
-        kind: Of the adapter.
-        stream: Any one of this adapter.
-        name: Of the file, for errors.
+    They must have the kind of this adapter, and names and shapes as in `stream`, any one of its
+    streams. `name` is that of the file, for errors.
 
     Raises:
         SavedStreamError: The file is damaged, or of another kind of adapter.
@@ -258,7 +263,7 @@ def stream_of_bytes(data: bytes, kind: str, stream: Stream, name: str) -> dict[s
 
 
 def _counts(facts: Mapping[str, Any], name: str) -> dict[str, int]:
-    """Return what every stream counts, of what a service has counted."""
+    """Return the counts of a stream, given those of a service."""
     known = {"samples": "images", "batches": "requests"}
     found = {each: facts.get(known.get(each, each), 0) for each in COUNTS}
     for each, count in found.items():
@@ -268,7 +273,7 @@ def _counts(facts: Mapping[str, Any], name: str) -> dict[str, int]:
 
 
 def _compare(found: Any, like: Mapping[str, Any], growing: Collection[str], path: str) -> None:
-    """Refuse other names or shapes: anybody may have written the file."""
+    """Refuse other names or shapes: the file may come from anywhere."""
     for group in ("values", "parts"):
         here, known = found.get(group), like[group]
         if not isinstance(here, Mapping) or here.keys() != known.keys():
@@ -281,7 +286,7 @@ def _compare(found: Any, like: Mapping[str, Any], growing: Collection[str], path
 
 
 def _fits(found: Any, like: Any, *, grows: bool = False) -> bool:
-    """Return whether one may replace the other; what is None now may be a tensor later."""
+    """Return whether one may replace the other; None may become a tensor later."""
     if found is None or like is None:
         return True
     if isinstance(like, Tensor):

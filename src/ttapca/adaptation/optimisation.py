@@ -1,8 +1,8 @@
-"""Objectives of the logits, and movers: what turns a batch into logits, and moves the surfaces.
+"""Movers, which turn a batch into logits and may take gradient steps, and their objectives.
 
-An `Adapter` owns the surfaces and decides when they forget. Its `Mover` runs the model on one batch
-and may take gradient steps on the surfaces' parameters. Most methods are `GradientSteps` on an
-objective; one that needs more (a second network, augmented views) is its own kind of `Stepper`.
+An `Adapter` owns the surfaces and decides when they forget. Its `Mover` runs the model on one
+batch and may move the surfaces' parameters. Most methods are `GradientSteps` on an objective; one
+that needs more (a second network, augmented views) is its own kind of `Stepper`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RunSome = Callable[[Tensor | None], Tensor]
 
 DEFAULT_LEARNING_RATE = 1e-3
 MOMENTUM = 0.9  # of stochastic gradient descent, wherever a method uses it
-# What torch's Adam and SGD keep in the shape of a parameter; other optimisers may keep anything.
+# States of torch's Adam and SGD in the shape of a parameter; other optimisers may keep anything.
 MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"})
 
 
@@ -48,13 +48,13 @@ class Mover:
         needs_gradients: Whether it takes gradient steps; its calls are then made with gradients
             enabled and on tensors that allow them.
         forgets: Whether it forgets by itself before a batch is over, so that nothing can collapse.
-        reads: What it makes of the model's outputs.
-        outputs: Finds the logits in what the model returns, in the form in which they are read; set
-            before `bind`.
+        reads: How it reads the model's outputs.
+        outputs: Finds the logits in the model's outputs, as the mover reads them; set by the
+            adapter before `bind`.
         backwards: Number of backward passes since it was made.
         updates: Number of steps taken since it was made.
-        skipped: Number of batches that led to NaN or infinity. A mover that meets one adds 1, or
-            more for single images; the adapter makes that 1 for each batch.
+        skipped: Number of batches that led to NaN or infinity. A mover that meets one adds 1,
+            or more for single images; the adapter makes that 1 for each batch.
     """
 
     keeps: ClassVar[tuple[str, ...]] = ()
@@ -62,16 +62,17 @@ class Mover:
     needs_gradients = False
     forgets = False
     reads: Reads = "nothing"
+    outputs: Outputs
+    stream: Stream  # given by `join`
 
     def __init__(self) -> None:
-        self.outputs = Outputs()
         self.backwards = 0
         self.updates = 0
         self.skipped = 0
 
     @property
     def kind(self) -> str:
-        """What two movers share only if they leave the same things in a stream."""
+        """A name that two movers share only if they leave the same values in a stream."""
         return type(self).__name__
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
@@ -79,7 +80,8 @@ class Mover:
         del model, parameters
 
     def join(self, stream: Stream) -> None:
-        """Declare what a stream changes; called once, after `bind`."""
+        """Declare the state that belongs to a stream; called once, after `bind`."""
+        self.stream = stream
         stream.keep("mover", Attributes(self, self.keeps))
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
@@ -87,32 +89,26 @@ class Mover:
         return run(*inputs, **options)
 
     def output(self, logits: Tensor) -> Tensor:
-        """Return what the adapter returns where the model gives these logits."""
+        """Return the adapter's output for these logits of the model."""
         return logits
 
     def predict_streams(
         self, run: RunSome, batch: StreamBatch
     ) -> tuple[Tensor, list[tuple[StreamBatch, int]]]:
-        """Return the logits for one batch of any streams, and the last pass of each stream.
+        """Return the logits for one batch of any streams, given before its first pass.
 
-        For methods without gradient steps; this one makes a single pass.
-
-        Args:
-            run: Runs the model on some images of the batch, given by their numbers; None for all.
-            batch: Before its first pass.
-
-        Returns:
-            Logits, and for each stream the batch of its last pass with its number in that.
+        For methods without gradient steps; this one makes a single pass. For each stream, the batch
+        of its last pass comes back as well, with the number of the stream in that.
         """
         return run(None), [(batch, number) for number in range(len(batch.states))]
 
     def facts_in(self, state: StreamState) -> dict[str, Any]:
-        """Return what it knows of a stream by its state, under names of `Health`."""
+        """Return facts about a stream by its state, under names of `Health`."""
         del state
         return {}
 
     def tensors(self) -> list[Tensor]:
-        """Return what it keeps for all streams."""
+        """Return the tensors that are kept for all streams."""
         return [tensor for name in self.fixed for tensor in getattr(self, name)]
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
@@ -122,27 +118,16 @@ class Mover:
 
 
 class Descent:
-    """Gradients and steps of an optimiser, by default Adam; its state is a part of a stream.
-
-    Args:
-        optimizer: Makes an optimiser of parameters.
-
-    Attributes:
-        parameters: What is moved.
-    """
+    """Gradients and steps of an optimiser, by default Adam; its state is a part of a stream."""
 
     _optimizer: Optimizer  # made by `bind`
 
     def __init__(self, optimizer: OptimizerFactory | None = None) -> None:
         self._make = optimizer or adam()
-        self.parameters: list[nn.Parameter] = []
+        self.parameters: list[nn.Parameter] = []  # those that are moved
 
     def bind(self, parameters: list[nn.Parameter]) -> None:
-        """Take these parameters to move, and a fresh optimiser.
-
-        Raises:
-            OptionError: There are none.
-        """
+        """Take these parameters to move, and a fresh optimiser."""
         if not parameters:
             raise OptionError(
                 "An objective needs a surface with parameters to move; found none. Leave the "
@@ -161,11 +146,7 @@ class Descent:
         return {str(number): state[each] for number, each in numbered if each in state}
 
     def put(self, contents: Mapping[str, Any]) -> None:
-        """Continue with these moments and step counts.
-
-        Raises:
-            ValueError: A moment does not belong to its parameter.
-        """
+        """Continue with these moments and step counts, unless one has the shape of another."""
         state: defaultdict[Tensor, Any] = defaultdict(dict)
         for number, each in contents.items():
             parameter = self.parameters[int(number)]
@@ -185,11 +166,7 @@ class Descent:
         return {}
 
     def gradients(self, loss: Tensor) -> tuple[Tensor, ...] | None:
-        """Return the gradients of a loss, or None where it or they are not finite.
-
-        Raises:
-            AttachError: No gradient reaches the parameters.
-        """
+        """Return the gradients of a loss, or None if it or they are not finite."""
         if not loss.requires_grad:
             raise AttachError(
                 "Gradients must reach the adapted parameters; those of this model do not: its "
@@ -212,7 +189,7 @@ class Descent:
         """Take one step of the optimiser along these gradients.
 
         Optimisers write into parameters and their state, so they are given copies: a step that is
-        cut off, or a batch that turns out broken, is undone by putting back what was there before.
+        cut off, or a batch that turns out broken, is undone by putting back the contents of before.
         """
         state: defaultdict[Tensor, Any] = defaultdict(dict)
         for parameter, each in self._optimizer.state.items():
@@ -257,7 +234,7 @@ class Stepper(Mover):
         seed: Seed of the generator; a reset draws the same again.
 
     Attributes:
-        remembers_start: Whether `start` is filled, which takes a copy of all that is moved.
+        remembers_start: Whether `start` is filled, with a copy of all parameters.
         start: Where the parameters started, for methods that go back there or stay near.
         descent: Takes the steps.
         generator: For methods that draw something, on the CPU; a stream has its own state of it.
@@ -304,14 +281,14 @@ class Stepper(Mover):
         stream.keep("draws", Draws(self.generator, self.seed))
 
     def gradients(self, loss: Tensor) -> tuple[Tensor, ...] | None:
-        """Return the gradients of a loss; where they are not finite, count that and return None."""
+        """Return the gradients of a loss; if they are not finite, count that and return None."""
         self.backwards += 1
         gradients = self.descent.gradients(loss)
         self.skipped += gradients is None
         return gradients
 
     def step(self, loss: Tensor) -> bool:
-        """Take one step on a loss; return False where it is not finite."""
+        """Take one step on a loss; return False if it is not finite."""
         gradients = self.gradients(loss)
         if gradients is None:
             return False
@@ -341,7 +318,7 @@ class GradientSteps(Stepper):
     Args:
         objective: A scalar function of the logits, shape (batch, classes, ...); a single logit z
             comes as two, 0 and z. One with running state names it in `keeps`.
-        reads: What the objective makes of them; see `ttapca.support.outputs`.
+        reads: How the objective reads them; see `ttapca.support.outputs`.
         **stepping: See `Stepper`. `logits` are those of the forward pass `before` the last update,
             as in TENT, or of one more `after` it, as in the paper.
     """
@@ -359,7 +336,7 @@ class GradientSteps(Stepper):
         stream.keep("objective", Attributes(self.objective, getattr(self.objective, "keeps", ())))
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
-        """Predict, step, and predict again where the logits are wanted from after the update."""
+        """Predict, step, and predict again if the logits are wanted from after the update."""
         for _ in range(self.steps):
             logits = run(*inputs, **options)
             loss = self.loss(logits, run, *inputs, **options)
@@ -373,7 +350,7 @@ class GradientSteps(Stepper):
             return self.output(run(*inputs, **options))
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
-        """Return what the next step lowers; None for no step on this batch."""
+        """Return the loss that the next step lowers; None for no step on this batch."""
         del run, inputs, options
         return self.objective(logits)
 
@@ -382,11 +359,7 @@ class GradientSteps(Stepper):
 
 
 def adam(lr: float = DEFAULT_LEARNING_RATE) -> OptimizerFactory:
-    """Return a factory of Adam with this learning rate.
-
-    Raises:
-        OptionError: The learning rate makes no sense.
-    """
+    """Return a factory of Adam with this learning rate."""
     check_option("lr", lr, Number(above=0))
     return functools.partial(_adam, lr=lr)
 
@@ -400,39 +373,21 @@ def _adam(parameters: list[nn.Parameter], lr: float) -> Optimizer:
 def sgd(
     lr: float = DEFAULT_LEARNING_RATE, *, momentum: float = 0.0, nesterov: bool = False
 ) -> OptimizerFactory:
-    """Return a factory of stochastic gradient descent with this learning rate.
-
-    Args:
-        lr: The learning rate.
-        momentum: See `torch.optim.SGD`.
-        nesterov: See `torch.optim.SGD`.
-
-    Raises:
-        OptionError: The learning rate makes no sense.
-    """
+    """Return a factory of stochastic gradient descent; see `torch.optim.SGD`."""
     check_option("lr", lr, Number(above=0))
     return functools.partial(torch.optim.SGD, lr=lr, momentum=momentum, nesterov=nesterov)
 
 
-# Objectives, and what they are made of. Logits have the shape (batch, classes, ...).
+# Objectives and their parts. Logits have the shape (batch, classes, ...).
 
 
 def mean_entropy(logits: Tensor) -> Tensor:
-    """Return the mean entropy of a batch: the objective of TENT and of the paper.
-
-    Example:
-        >>> round(mean_entropy(torch.zeros(5, 10)).item(), 4)  # log 10
-        2.3026
-    """
+    """Return the mean entropy of a batch: the objective of TENT and of the paper."""
     return softmax_entropy(logits).mean()
 
 
 def log_predictions(logits: Tensor) -> Tensor:
-    """Return log-probabilities, shape (batch, classes), for a method that compares samples.
-
-    Raises:
-        LayerOutputError: There is more than one prediction per sample.
-    """
+    """Return log-probabilities, shape (batch, classes), for a method that compares samples."""
     found = log_softmax(logits)
     if found.dim() != 2:
         raise LayerOutputError(
@@ -444,23 +399,13 @@ def log_predictions(logits: Tensor) -> Tensor:
 
 
 def class_marginal(logits: Tensor) -> Tensor:
-    """Return the mean prediction of a batch, shape (classes,).
-
-    Example:
-        >>> class_marginal(torch.tensor([[0.0, 0.0], [0.0, 0.0]])).tolist()
-        [0.5, 0.5]
-    """
+    """Return the mean prediction of a batch, shape (classes,)."""
     probabilities = log_softmax(logits).exp()
     return probabilities.mean([d for d in range(logits.dim()) if d != 1])
 
 
 def negative_entropy(distribution: Tensor) -> Tensor:
-    """Return the sum of p log p, which is least for the uniform distribution.
-
-    Example:
-        >>> round(negative_entropy(torch.tensor([0.5, 0.5])).item(), 4)  # -log 2
-        -0.6931
-    """
+    """Return the sum of p log p, which is least for the uniform distribution."""
     # The logarithm of a class that no sample has any probability for would spoil the gradient.
     positive = distribution.clamp(min=torch.finfo(distribution.dtype).tiny)
     return (positive * positive.log()).sum()

@@ -2,14 +2,14 @@
 
 The alarm judges blocks of images, each by itself: large batches as they come, small ones together.
 So no image counts twice, blocks of a clean stream are independent of each other, and the end of a
-shift is seen as soon as its beginning. A shift begins after some blocks in a row that hardly any
-source batch is like, and ends after some in a row that many are like. In between, nothing changes.
+shift is seen as soon as its beginning. A shift begins after some blocks in a row that are unlike
+almost all source batches, and ends after some in a row that are like many.
 
-Images of one class resemble each other, so that a block of one class counts for fewer images. A
-stream whose order is looked at knows for how many. For others, the alarm looks at the classes that
-are predicted. But batch statistics hide which classes a batch holds
-(see `ttapca.spectral.source_classes`), so classes are believed to be many only where nothing had
-shifted and the network predicted as it was. What the alarm keeps belongs to the stream.
+Images of one class resemble each other, so that a block of one class counts for fewer images. For a
+stream whose order is looked at, the chain says for how many. For others, the alarm looks at the
+predicted classes. But batch statistics hide the classes of a batch (see
+`ttapca.spectral.source_classes`), so classes are believed to be many only if nothing had shifted
+and the network predicted as it was. The memory of the alarm belongs to the stream.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ShiftAlarm:
 
     Args:
         callback: Is given the `Health` of the stream; `shifted` says whether the shift begins or
-            ends, `stream` which stream it is. Where it raises an `Exception`, a `CallbackWarning`
+            ends, `stream` which stream it is. If it raises an `Exception`, a `CallbackWarning`
             tells so: the stream and the prediction are as if it had not.
         begins: A shift begins after `blocks` blocks in a row with at most this p-value.
-        ends: It ends after as many in a row with a larger p-value than this one.
-        blocks: How many.
-        images: A block has at least this many images.
+        ends: A shift ends after as many in a row with a larger p-value than this one.
+        blocks: Number of blocks in a row.
+        images: Least number of images of a block.
 
     Raises:
         OptionError: An option makes no sense.
@@ -84,15 +84,9 @@ class ShiftAlarm:
         return self
 
     def next(self, shifted: bool, run: int, p_value: float) -> tuple[bool, int]:
-        """Return the state after one more block.
+        """Return `shifted` and `run` after one more block, whose p-value this is.
 
-        Args:
-            shifted: Whether a shift has begun.
-            run: How many blocks in a row have spoken against that.
-            p_value: Of the block.
-
-        Returns:
-            `shifted` and `run`, for the next block.
+        `shifted` is whether a shift has begun, `run` the number of blocks in a row against that.
         """
         against = p_value > self.ends if shifted else p_value <= self.begins
         run = run + 1 if against else 0
@@ -103,9 +97,9 @@ class ShiftWatch:
     """Looks at the batches of streams for an alarm; without one it looks at nothing.
 
     Args:
-        alarm: What to watch for.
+        alarm: The alarm, if there is one.
         gains: The closed-form gains of an adapter.
-        shares: Share of each class in the predictions for source data; None where unknown.
+        shares: Share of each class in the predictions for source data; None if unknown.
 
     Raises:
         OptionError: There is an alarm, and no closed-form gain that could notice a shift.
@@ -126,36 +120,32 @@ class ShiftWatch:
 
     @torch.no_grad()
     def look(self, batch: StreamBatch, number: int, logits: Tensor | None) -> bool:
-        """Look at what was just predicted for a stream; return whether a shift began or ended.
+        """Look at the images of a stream after they were predicted.
 
         Args:
-            batch: Of its last pass; what the alarm knows then is left there.
-            number: Of the stream in it.
-            logits: What was predicted for its images; None if there are no classes that exclude
-                each other.
+            batch: Of the last pass of the stream; takes the new state of the alarm.
+            number: Of the stream in the batch.
+            logits: Of its images; None if there are no classes that exclude each other.
+
+        Returns:
+            Whether a shift began or ended.
         """
         if self.alarm is None or batch.left_out:
             return False
-        seen = [self._shown(gain, batch, number) for gain in self._gains]
-        found = [each for each in seen if each is not None]
-        if len(found) < len(seen):  # the model has left a layer out
-            return False
+        if any(gain.number not in batch.newer for gain in self._gains):
+            return False  # the model has left a layer out
+        groups = enumerate(batch.groups)
+        own = [group for group, (stream, _) in groups if stream == number]
+        size = int(batch.newer[self._gains[0].number].samples[own].sum())
         before, chain = batch.states[number].alarm, None
         if batch.chains is not None:
             chain = batch.chains[number]
-        size = found[0][1]
         counts, skew = before.counts, before.skew
         ordered = chain is not None and bool(chain.place[0])
         if logits is not None and not ordered and self._knows(logits):
-            shift = max(
-                float(each)
-                for each, (stream, _) in zip(batch.shift, batch.groups, strict=True)
-                if stream == number
-            )
+            shift = float(batch.shift[own].max())
             counts, skew = classes_after((counts, skew), logits, size, shift, self._shares)
-        sums = [each for each, _ in found]
-        if before.energies:
-            sums = [new + old.to(new) for new, old in zip(sums, before.energies, strict=True)]
+        sums = self._sums(batch, own, before)
         runs, few, alike = before.runs, before.few, before.alike
         if batch.plan is not None:
             runs += float(batch.plan.runs[number])
@@ -176,38 +166,27 @@ class ShiftWatch:
                 )
             resemblance = batch.resemblance.get(number, 0.0)
             independent = min(independent, design_effect(float(images), resemblance))
-            p_value = joint_p_value(
-                [
-                    gain.evidence(
-                        total / images,
-                        images,
-                        independent,
-                        leeway=self._leeway(gain, batch, number),
-                    ).p_value
-                    for gain, total in zip(self._gains, sums, strict=True)
-                ]
-            )
-            shifted, run = self.alarm.next(before.shifted, before.run, p_value)
+            p_values = []
+            for gain, total in zip(self._gains, sums, strict=True):
+                # What resizing may have done to the images.
+                leeway = batch.spectra[gain.number].leeway[own].amax(0)
+                evidence = gain.evidence(total / images, images, independent, leeway=leeway)
+                p_values.append(evidence.p_value)
+            shifted, run = self.alarm.next(before.shifted, before.run, joint_p_value(p_values))
             after = AlarmState(shifted, run, counts=counts, skew=skew)
         batch.alarms[number] = after
         return after.shifted != before.shifted
 
-    def _shown(
-        self, gain: ClosedFormGain, batch: StreamBatch, number: int
-    ) -> tuple[Tensor, int] | None:
-        """Return sums of band energies of the images of a stream, and how many there are."""
-        newer = batch.newer.get(gain.number)
-        if newer is None:
-            return None
-        own = [place for place, (stream, _) in enumerate(batch.groups) if stream == number]
-        counts = newer.samples[own]
-        energies = gain.by_band(newer.energies[own])
-        return counts @ energies.to(counts), int(counts.sum())
-
-    def _leeway(self, gain: ClosedFormGain, batch: StreamBatch, number: int) -> Tensor:
-        """Return what resizing may have done to the images of a stream."""
-        own = [place for place, (stream, _) in enumerate(batch.groups) if stream == number]
-        return batch.spectra[gain.number].leeway[own].amax(0)
+    def _sums(self, batch: StreamBatch, own: list[int], before: AlarmState) -> list[Tensor]:
+        """Return sums of the band energies of a block, for each filter."""
+        sums = []
+        for gain in self._gains:
+            newer = batch.newer[gain.number]
+            samples, energies = newer.samples[own], gain.by_band(newer.energies[own])
+            sums.append(samples @ energies.to(samples))
+        if before.energies:
+            sums = [new + old.to(new) for new, old in zip(sums, before.energies, strict=True)]
+        return sums
 
     def _knows(self, logits: Tensor) -> bool:
         """Return whether logits are of classes; of those of the source, if they are known."""
@@ -216,14 +195,14 @@ class ShiftWatch:
         return self._shares is None or logits.shape[1] == len(self._shares)
 
     def _skew_of(self, alarm: AlarmState) -> float:
-        """Return how surely classes are not those of the source: the worst if nobody knows."""
+        """Return how surely classes are not those of the source: the worst if that is unknown."""
         counts, shares = alarm.counts, self._shares
         if counts is None or shares is None or len(shares) != len(counts):
             return 1.0
         return max(alarm.skew, skew_of(counts, shares))
 
     def facts_in(self, state: StreamState) -> dict[str, Any]:
-        """Return what the alarm knows of a stream, under names of `Health`; nothing without one."""
+        """Return the facts of the alarm about a stream, under names of `Health`."""
         if self.alarm is None:
             return {}
         alarm = state.alarm
@@ -252,14 +231,11 @@ class ShiftWatch:
 def _independent_in_block(
     samples: float, runs: float, few: float, alike: float, likeness: float
 ) -> float:
-    """Return how many independent images a block is worth by itself.
+    """Return the number of independent images for which a block of images counts by itself.
 
-    Args:
-        samples: How many images it has.
-        runs: How many runs begin in it; another one may go on from the block before.
-        few: How many of the images are of few classes in no order.
-        alike: The same, each times how alike they are.
-        likeness: Correlation of the band energies of two images of one class.
+    `runs` begin in it, and another one may go on from the block before; `few` of its images are of
+    few classes in no order, and `alike` is the same, each times how alike they are. `likeness` is
+    the correlation of the band energies of two images of one class.
 
     Example:
         >>> _independent_in_block(64.0, 64.0, 0.0, 0.0, 0.1)  # in no order
@@ -280,15 +256,10 @@ def classes_after(
     shift: float,
     shares: Tensor | None,
 ) -> tuple[Tensor, float]:
-    """Return what is known about the classes of a stream after one more batch.
+    """Return counts and skew of the classes of a stream after one more batch.
 
-    Args:
-        before: How often each class was predicted of late, shape (classes,), or None; and how
-            surely classes were not those of the source when nothing had shifted.
-        logits: Of the batch, shape (batch, classes, ...).
-        size: How many samples it has.
-        shift: How surely the stream has shifted, from 0 to 1.
-        shares: Share of each class in the source data; None where unknown.
+    Counts tell how often each class was predicted of late, shape (classes,); skew is how surely
+    classes were not those of the source, of given shares, when nothing had shifted.
     """
     places = [d for d in range(logits.dim()) if d != 1]
     counts = size * logits.detach().double().softmax(1).mean(places).cpu()
@@ -301,14 +272,10 @@ def classes_after(
 
 
 def skew_of(counts: Tensor, shares: Tensor) -> float:
-    """Return how surely classes were not drawn by these shares, from 0 to 1.
+    """Return how surely classes, counted, were not drawn by these shares, from 0 to 1.
 
     Chi squared is compared with a bound that chance exceeds as seldom as it begins an alarm, by the
     cube root, which is about normal (Wilson and Hilferty, 1931).
-
-    Args:
-        counts: How often each class was predicted, shape (classes,).
-        shares: Share of each class in the source data, shape (classes,).
 
     Example:
         >>> shares = torch.full((10,), 0.1)
@@ -326,10 +293,3 @@ def skew_of(counts: Tensor, shares: Tensor) -> float:
     variance = 2 / (9 * freedom)
     chance = freedom * (1 - variance + seldom * math.sqrt(variance)) ** 3
     return max(0.0, 1 - chance / max(chi, 1e-12))
-
-
-def make_alarm(on_shift: ShiftAlarm | Callable[[Health], object] | None) -> ShiftAlarm | None:
-    """Return the alarm; a function stands for an alarm with defaults."""
-    if on_shift is None or isinstance(on_shift, ShiftAlarm):
-        return on_shift
-    return ShiftAlarm(on_shift)

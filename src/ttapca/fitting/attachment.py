@@ -55,8 +55,9 @@ class _InputHook(_FilterHook):
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.switch.enabled:
             return None
-        samples, *rest = args or (kwargs["input"],)
-        return (self._run(samples), *rest), {k: v for k, v in kwargs.items() if k != "input"}
+        if args:
+            return (self._run(args[0]), *args[1:]), kwargs
+        return (), {**kwargs, "input": self._run(kwargs["input"])}
 
 
 class Attachment:
@@ -72,18 +73,22 @@ class Attachment:
         self.enabled = True
         self._patches = Patches()
 
-    def put_on(self, layer: nn.Module, switch: Switch | None = None) -> None:
+    def put_on(
+        self, layer: nn.Module, switch: Switch | None = None, patches: Patches | None = None
+    ) -> None:
         """Put the filter on a layer; `attach` does so.
 
         Args:
             layer: The layer.
             switch: What switches the filter; by default this object.
+            patches: Take the hook; by default those that `detach` takes off.
         """
         if "torch._dynamo" in sys.modules:
             # A compiled model does not notice hooks that come later: compile it anew.
             torch.compiler.reset()
+        patches = self._patches if patches is None else patches
         hook = _InputHook if self.filter.basis.at_input else _FilterHook
-        hook(self.filter, switch or self).put_on(layer, self._patches)
+        hook(self.filter, switch or self).put_on(layer, patches)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from ttapca._checks import Flag, check_option
 from ttapca.adaptation.adapter import Adapter, Forgetting
-from ttapca.adaptation.guards import CollapseGuard, GuardAction, make_guard
+from ttapca.adaptation.guards import CollapseGuard, GuardAction
 from ttapca.adaptation.health import Health
 from ttapca.adaptation.optimisation import Logits
 from ttapca.adaptation.shift_alarm import ShiftAlarm
@@ -114,7 +114,7 @@ def adapt(
         made.surfaces,
         made.mover,
         forgetting=forgetting,
-        guard=make_guard(guard),
+        guard=guard,
         logits=logits,
         outputs=outputs,
         memory=made.memory,

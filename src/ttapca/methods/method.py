@@ -241,7 +241,7 @@ def statistics_surfaces(
         weight = NAMED_STATISTICS[statistics] if isinstance(statistics, str) else statistics
         return [BatchNormStatistics(weight, required=False)]
     ends, prior = (statistics.first, statistics.last), statistics.prior
-    tokens = next((surface.layer_norm for surface in closed if surface.layer_norm), {})
+    tokens = next((each.fitted.layer_norm_ for each in closed if each.fitted.layer_norm_), {})
     if statistics.layer_norm and not tokens:
         raise OptionError(
             "`layer_norm` would have no effect: it needs a filter with closed-form gains, fitted "
@@ -249,7 +249,7 @@ def statistics_surfaces(
         )
     if not closed:
         return [BatchNormStatistics(ends, prior=prior, required=False)]
-    known = next((surface.group_norm for surface in closed if surface.group_norm), {})
+    known = next((each.fitted.group_norm_ for each in closed if each.fitted.group_norm_), {})
     mixes_tokens = classes is not None if statistics.layer_norm is None else statistics.layer_norm
     return [
         StreamStatistics(
@@ -270,7 +270,8 @@ def _share_alone(closed: Sequence[SpectralGains], constants: Constants) -> float
     them, the full weight cost clean images three points. If their number is unknown, a single image
     has no weight.
     """
-    known = next((each.classes for each in closed if each.classes is not None), None)
+    found = (each.fitted.classes_ for each in closed)
+    known = next((classes for classes in found if classes is not None), None)
     return 0.0 if known is None else min(1.0, constants.few_classes / len(known.shares))
 
 

@@ -178,10 +178,6 @@ class Alignment(Surface):
             )
         return [found[number] for number in range(len(layers))]
 
-    def start_batch(self) -> None:
-        """Tidy up what an interrupted call may have left."""
-        self._rest()
-
     def measure(self, run: Callable[[], object]) -> None:
         """Find the weight of each layer from a pass of the model as it is."""
         self._distances = [0.0] * len(self.paths)

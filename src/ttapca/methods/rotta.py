@@ -199,10 +199,6 @@ class SlowStatistics(Surface):
                 self.stream.declare(f"{who}'s statistics/{number}", None)
             self.patches.wrap(layer, SlowLayer(self, layer, number))
 
-    def start_batch(self) -> None:
-        """Tidy up what an interrupted call may have left."""
-        self._back()
-
     def run_as(self, who: Who, run: Callable[[], Result], *, learn: bool = False) -> Result:
         """Run something with the statistics of the student or the teacher, which may learn."""
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from ttapca._checks import Number
 from ttapca.adaptation.optimisation import GradientSteps, Logits, class_marginal, negative_entropy
-from ttapca.adaptation.surfaces import InputTransform, NormAffine
+from ttapca.adaptation.surfaces import NormAffine, Surface
+from ttapca.adaptation.surfaces.trainable import AroundForward, has_surface
+from ttapca.errors import AttachError, ShapeError
 from ttapca.methods.method import (
     CLASSES,
     Assembly,
@@ -22,7 +27,12 @@ from ttapca.methods.method import (
     Seed,
     register,
 )
+from ttapca.spectral.stream import ParameterValues, Stream
+from ttapca.support.modules import device_and_dtype, map_first_tensor
 from ttapca.support.outputs import log_softmax
+from ttapca.support.wrapping import surely
+
+WIDTH = 16  # channels inside the residual network of an input transformation
 
 Likelihood = Literal["soft", "hard"]
 BelowOne = Annotated[float, Number(0, below=1)]
@@ -136,3 +146,129 @@ def hard_likelihood_ratio(logits: Tensor) -> Tensor:
 def _log_rest(log_probabilities: Tensor, top: Tensor) -> Tensor:
     """Return the log probability of all classes but the predicted one, to full precision."""
     return log_probabilities.scatter(1, top, -torch.inf).logsumexp(1, keepdim=True)
+
+
+class InputTransform(Surface):
+    """A trainable change of the input: d(x) = scale (mix x + (1 - mix) r(x)) + shift.
+
+    It is to undo, as far as it can, what happened to the images: Mummadi et al., "Test-Time
+    Adaptation to Distribution Shift by Confidence Maximization and Input Transformation" (2021).
+    r is a small convolutional network, `mix` (tau) a number, `scale` (gamma) and `shift` (beta) one
+    number per channel. It starts as the identity, bit for bit: mix = 1, scale = 1, shift = 0.
+
+    Args:
+        channels: Number of channels of the images; by default those of the model's first
+            convolution.
+        seed: Draws the weights of r; the caller's random state is not touched.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3))
+        >>> transform = InputTransform()
+        >>> transform.attach(model)
+        >>> x = torch.zeros(2, 3, 8, 8)
+        >>> with torch.no_grad():
+        ...     _ = transform.shift.fill_(1.0)
+        >>> torch.equal(model(x), model[0](x + 1))
+        True
+        >>> transform.detach()
+    """
+
+    mix: nn.Parameter
+    scale: nn.Parameter
+    shift: nn.Parameter
+
+    def __init__(self, channels: int | None = None, *, seed: int = 0) -> None:
+        super().__init__()
+        self.channels = channels
+        self.seed = seed
+        self.residual: nn.Module = nn.Identity()
+        self._inside = False  # whether a forward pass of the model is running
+
+    def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
+        """Make the transformation, as the identity, and put it in front of the model."""
+        super().attach(model, stream)
+        if has_surface(model, InputTransform):
+            raise AttachError(
+                "A model has one input transformation; something has put one in front already. "
+                "Call `detach()` on that first."
+            )
+        channels = self.channels if self.channels is not None else _channels_of(model)
+        device, dtype = device_and_dtype(model, model)
+        self.residual = _residual(channels, self.seed).to(device, dtype)
+        one = torch.ones((), device=device, dtype=dtype)
+        self.mix = nn.Parameter(one.clone())
+        self.scale = nn.Parameter(one.repeat(channels))
+        self.shift = nn.Parameter(torch.zeros_like(self.scale))
+        self.patches.wrap(model, AroundForward(self, self.run))
+        self.stream.keep("input transformation", ParameterValues(self.parameters()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Transform a batch.
+
+        Args:
+            images: Shape (batch, channels, height, width); left as it was.
+
+        Raises:
+            ShapeError: These are no such images.
+        """
+        channels = len(self.scale)
+        if images.dim() != 4 or images.shape[1] != channels:
+            raise ShapeError(
+                f"The input transformation takes images of shape (batch, {channels}, height, "
+                f"width); found {tuple(images.shape)}. Give the number of channels by `channels=`, "
+                "or choose a method that leaves the input as it is."
+            )
+        if images.device != self.scale.device:
+            self.to(images.device)  # the model was moved without its adapter
+        mixed: Tensor = self.mix * images + (1 - self.mix) * self.residual(images)
+        return self.scale.view(-1, 1, 1) * mixed + self.shift.view(-1, 1, 1)
+
+    def extra_repr(self) -> str:
+        """Return what `print(adapter)` shows."""
+        numbers = sum(parameter.numel() for parameter in self.parameters())
+        return f"input transformation: {numbers:,} numbers"
+
+    def run(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a forward pass on transformed images; nested passes are not transformed again."""
+        if self._inside or not self.enabled:
+            return forward(*args, **kwargs)
+        return surely(functools.partial(self._enter, forward, args, kwargs), then=self._leave)
+
+    def _enter(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self._inside = True
+        args, kwargs = map_first_tensor(self, args, kwargs)
+        return forward(*args, **kwargs)
+
+    def _leave(self) -> None:
+        self._inside = False
+
+
+def _channels_of(model: nn.Module) -> int:
+    for module in model.modules():
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return module.in_channels
+    raise AttachError(
+        "The input transformation takes as many channels as the model's first convolution; the "
+        "model has no convolution. Give the number by `channels=`."
+    )
+
+
+def _residual(channels: int, seed: int) -> nn.Module:
+    """Return the network r: two convolutions that keep the size of an image."""
+    generator = torch.Generator().manual_seed(seed)
+    # Made without values, so that torch draws none from the caller's random state.
+    layers = [
+        skip_init(nn.Conv2d, taken, given, 3, padding=1)  # type: ignore[no-untyped-call]
+        for taken, given in ((channels, WIDTH), (WIDTH, channels))
+    ]
+    with torch.no_grad():
+        for layer in layers:
+            # He initialisation, always in float64 so that every precision has the same weights.
+            draw = torch.randn(layer.weight.shape, generator=generator, dtype=torch.float64)
+            layer.weight.copy_(draw * math.sqrt(2 / layer.weight[0].numel()))
+            layer.bias.zero_()
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1])

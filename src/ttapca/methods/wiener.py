@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -10,11 +11,10 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 
 from ttapca._checks import Number, Whole
-from ttapca.adaptation.chain_passes import ChainPasses, Order
-from ttapca.adaptation.mirrored_view import MirroredView
+from ttapca.adaptation.chain_passes import ChainPasses, Order, RunCounts
 from ttapca.adaptation.optimisation import GradientSteps, Logits, Mover, Run, adam, mean_entropy
 from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains, StreamStatistics, Surface
-from ttapca.errors import OptionError
+from ttapca.errors import LayerOutputError, OptionError, ShapeError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.method import (
     PROBABILITIES,
@@ -34,6 +34,9 @@ from ttapca.spectral.closed_form import WIENER
 from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.gains import GainName
 from ttapca.spectral.source_classes import SourceClasses
+from ttapca.spectral.stream import Stream
+from ttapca.spectral.stream_state import StreamState
+from ttapca.support.inputs import mirror_back, mirror_images
 from ttapca.support.outputs import OutputKind
 
 # Share of source predictions that must stay when images are mirrored. Measured: 0.84 to 1 on
@@ -197,6 +200,10 @@ class Wiener(Method):
         return dataclasses.replace(self, order="shuffled") if looks else self
 
     def _filters(self) -> list[FittedFilter]:
+        return self._checked_filters
+
+    @functools.cached_property
+    def _checked_filters(self) -> list[FittedFilter]:
         if isinstance(self.filter, (list, tuple)) and self.filter:
             return [needed_filter(one) for one in self.filter]
         return [needed_filter(self.filter)]
@@ -236,9 +243,9 @@ class Wiener(Method):
         if image_filter is not None and self.outliers is not False:
             # Attached last, though it acts first: a folded filter wants a layer without hooks.
             surfaces.append(OutlierRepair(image_filter, constants))
-        mover = Mover()
+        mover: Mover | None = None
         if self._counts_classes and (known := self._classes()) is not None:
-            mover = ChainPasses(known, required=False, counts_only=True, constants=constants)
+            mover = RunCounts(known, constants)
         if classes is not None:
             following = [each for each in statistics if isinstance(each, StreamStatistics)]
             mover = ChainPasses(
@@ -249,7 +256,7 @@ class Wiener(Method):
                 constants=constants,
             )
         if self.views == 2:
-            mover = MirroredView(mover)
+            mover = MirroredView(mover or Mover())
         return Assembly(surfaces, mover, self.memory)
 
 
@@ -309,3 +316,74 @@ class PulledSteps(GradientSteps):
         del run, inputs, options
         away = sum(parameter.square().mean() for parameter in self.descent.parameters)
         return self.objective(logits) + self.pull * away
+
+
+class MirroredView(Mover):
+    """Gives another mover the mean of the logits for images and mirrored images.
+
+    Every pass of that mover becomes two. The second one, over the mirrored images, reads the
+    stream and does not count: gains are those of the images themselves, statistics those of the
+    mirrored batch and of the same past. If no shift is sure, there is only the first pass, and the
+    logits are those of the other mover, bit for bit.
+
+    Args:
+        inner: The other mover, without gradient steps.
+    """
+
+    def __init__(self, inner: Mover) -> None:
+        super().__init__()
+        self.inner = inner
+        self.reads = inner.reads
+
+    @property
+    def kind(self) -> str:
+        """The kind of the other mover: a second look leaves nothing in a stream."""
+        return self.inner.kind
+
+    def join(self, stream: Stream) -> None:
+        """Pass on the stream, and remember it: it tells of a shift."""
+        self.stream = stream
+        self.inner.join(stream)
+
+    def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
+        """Return the logits for one batch."""
+        if mirror_images(inputs, options) is None:
+            found = [
+                tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                for value in (*inputs, *options.values())
+            ]
+            raise ShapeError(
+                "A mirrored view needs images: a floating-point tensor of shape (batch, channels, "
+                f"height, width); found {found}. Adapt with `views=1`."
+            )
+
+        def both(*inputs: Any, **options: Any) -> Tensor:
+            return self._mean(run, inputs, options)
+
+        return self.inner.predict(both, *inputs, **options)
+
+    def _mean(self, run: Run, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+        logits, batch = run(*inputs, **options), self.stream.batch
+        mirrored = mirror_images(inputs, options)
+        if mirrored is None or (batch is not None and (batch.left_out or not batch.shift.any())):
+            return logits
+        args, kwargs = mirrored
+        if batch is not None:
+            batch.looking = True
+        seen = run(*args, **kwargs)
+        if batch is not None:
+            batch.looking = False
+        back = mirror_back(seen) if isinstance(seen, Tensor) else None
+        if back is None or back.shape != logits.shape:
+            found = tuple(seen.shape) if isinstance(seen, Tensor) else type(seen).__name__
+            raise LayerOutputError(
+                "A mirrored view needs logits of shape (batch, classes), or (batch, classes, "
+                f"height, width); found {found}. Say where they are with `logits=`, or adapt with "
+                "`views=1`."
+            )
+        # Means of probabilities did neither better nor worse, and not every output is one.
+        return (logits + back) / 2
+
+    def facts_in(self, state: StreamState) -> dict[str, Any]:
+        """Return the other mover's facts about a stream."""
+        return self.inner.facts_in(state)

@@ -7,6 +7,8 @@ dimension, so that callers need not ask which of the two a layer is.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeGuard
@@ -18,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.errors import AttachError
 from ttapca.support.channel_moments import Moments, normalised
+from ttapca.support.tensors import as_on, at_least_float32
 from ttapca.support.wrapping import Patches, Result, Switch, Wrapper, surely, temporary_patches
 
 
@@ -158,3 +161,130 @@ def safe_gradients(model: nn.Module) -> Iterator[None]:
     with temporary_patches() as patches:
         make_gradients_safe(model, patches)
         yield
+
+
+Forward = Callable[..., Any]
+
+
+class NormKind:
+    """A layer that normalises by given moments; values have channels second."""
+
+    layer: Any
+    channels: int
+
+    def values(self, x: Tensor) -> Tensor:
+        """Return what is normalised, shape (batch, channels, ...)."""
+        return at_least_float32(x)
+
+    def source(self, like: Tensor) -> Moments:
+        """Return mean and variance of the source."""
+        raise NotImplementedError
+
+    def scale(self, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return what a normalised channel is multiplied by, and what is added to it."""
+        raise NotImplementedError
+
+    def plain(self, x: Tensor, forward: Forward) -> Any:
+        """Return what the layer makes of samples by itself."""
+        return forward(x)
+
+    def finished(self, values: Tensor, x: Tensor, forward: Forward) -> Any:
+        """Return what the layer makes of normalised, scaled values of x."""
+        del forward
+        return as_on(values, x)
+
+    def has_maps(self, x: Tensor) -> bool:
+        """Return whether a sample has more than one number for each channel."""
+        return x.dim() > 2 and math.prod(x.shape[1:]) > self.channels
+
+    def normalised(self, values: Tensor, moments: Moments, x: Tensor, forward: Forward) -> Any:
+        """Return what the layer makes of samples, all by the same moments."""
+        weight, bias = self.scale(values)
+        found = normalised(values, moments, weight, bias, self.layer.eps)
+        return self.finished(found, x, forward)
+
+    def normalised_each(
+        self, values: Tensor, moments: Moments, of: Tensor, x: Tensor, forward: Forward
+    ) -> Any:
+        """Return what the layer makes of samples, each by the moments of its group."""
+        (mean, var), (weight, bias) = moments, self.scale(values)
+        scale = torch.rsqrt(var + self.layer.eps)
+        if weight is not None:
+            scale = scale * as_on(weight, scale)
+        shift = -mean * scale
+        if bias is not None:
+            shift = shift + as_on(bias, shift)
+        shape = (values.shape[0], self.channels, *[1] * (values.dim() - 2))
+        found = torch.addcmul(shift[of].view(shape), values, scale[of].view(shape))
+        return self.finished(found, x, forward)
+
+
+class BatchNormKind(NormKind):
+    """BatchNorm; one that does more than normalise is given values as the source would have them.
+
+    Layers of timm have an activation. Others are plain.
+    """
+
+    def __init__(self, layer: _BatchNorm) -> None:
+        self.layer, self.channels, self.is_plain = layer, layer.num_features, is_plain(layer)
+
+    def source(self, like: Tensor) -> Moments:
+        """See `NormKind`."""
+        mean, var = running_statistics(self.layer)
+        return as_on(mean, like), as_on(var, like)
+
+    def scale(self, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """See `NormKind`."""
+        if self.is_plain:
+            return self.layer.weight, self.layer.bias
+        mean, var = self.source(like)
+        return (var + self.layer.eps).sqrt(), mean
+
+    def plain(self, x: Tensor, forward: Forward) -> Any:
+        """See `NormKind`."""
+        if not self.is_plain:
+            return by_running_statistics(self.layer, functools.partial(forward, x))
+        layer = self.layer
+        return F.batch_norm(
+            x, layer.running_mean, layer.running_var, layer.weight, layer.bias, eps=layer.eps
+        )
+
+    def finished(self, values: Tensor, x: Tensor, forward: Forward) -> Any:
+        """See `NormKind`."""
+        values = as_on(values, x)
+        if self.is_plain:
+            return values
+        return by_running_statistics(self.layer, functools.partial(forward, values))
+
+
+class SampleNormKind(NormKind):
+    """GroupNorm and LayerNorm."""
+
+    def __init__(self, layer: Any, source: Tensor) -> None:
+        self.layer, self.channels, self._source = layer, source.shape[1], source
+
+    def values(self, x: Tensor) -> Tensor:
+        """See `NormKind`."""
+        return normalised_alone(self.layer, at_least_float32(x))
+
+    def source(self, like: Tensor) -> Moments:
+        """See `NormKind`."""
+        mean, var = as_on(self._source, like)
+        return mean, var
+
+    def scale(self, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """See `NormKind`."""
+        # To the mean and deviation of the source, and from there as the layer itself does.
+        mean, var = self.source(like)
+        weight, bias = (var + self.layer.eps).sqrt(), mean
+        if self.layer.weight is not None:
+            own = as_on(self.layer.weight, like)
+            weight, bias = weight * own, bias * own
+        if self.layer.bias is not None:
+            bias = bias + as_on(self.layer.bias, like)
+        return weight, bias
+
+    def finished(self, values: Tensor, x: Tensor, forward: Forward) -> Any:
+        """See `NormKind`."""
+        del forward
+        return in_own_layout(self.layer, values).to(x.dtype)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from torch import nn
@@ -82,6 +83,28 @@ class WrappedForward:
             self._module.forward = self.shadowed
 
 
+class EvaluationMode(Wrapper):
+    """Keeps modules in evaluation mode, also if somebody calls `train()` on them.
+
+    With that, BatchNorm would write into its buffers.
+
+    Args:
+        modules: Those to keep.
+        owner: Who put this on a model; `ttapca.detach` finds it here.
+    """
+
+    def __init__(self, modules: list[nn.Module], owner: object) -> None:
+        self._modules, self.owner = modules, owner
+
+    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run one pass."""
+        for module in self._modules:
+            if module.training:
+                module.training = False
+        return forward(*args, **kwargs)
+
+
+@dataclass(eq=False)
 class Patches:
     """Wrappers and hooks that were put on modules together, and come off together.
 
@@ -103,8 +126,7 @@ class Patches:
         3.0
     """
 
-    def __init__(self) -> None:
-        self._noted: list[tuple[nn.Module, Wrapper | Callable[..., Any]]] = []
+    _noted: list[tuple[nn.Module, Wrapper | Callable[..., Any]]] = field(default_factory=list)
 
     def __len__(self) -> int:
         """Return how many there are."""

@@ -7,14 +7,13 @@ data in the forward pass, or a mover takes gradient steps on its parameters.
 
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.adaptation.surfaces.filter_gains import SpectralGains
-from ttapca.adaptation.surfaces.outlier_repair import OutlierRepair
+from ttapca.adaptation.surfaces.inputs import OutlierRepair
 from ttapca.adaptation.surfaces.statistics import BatchNormStatistics
 from ttapca.adaptation.surfaces.stream_statistics import StreamStatistics
-from ttapca.adaptation.surfaces.trainable import InputTransform, NormAffine, Weights
+from ttapca.adaptation.surfaces.trainable import NormAffine, Weights
 
 __all__ = [
     "BatchNormStatistics",
-    "InputTransform",
     "NormAffine",
     "OutlierRepair",
     "SpectralGains",

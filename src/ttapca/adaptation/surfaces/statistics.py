@@ -1,12 +1,11 @@
-"""What BatchNorm normalises with, as a surface: statistics of the source, the batch, or both.
+"""BatchNorm as a surface, with statistics of the source, the batch, or both.
 
 Statistics that follow a stream are in `ttapca.adaptation.surfaces.stream_statistics`.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
@@ -17,21 +16,13 @@ from ttapca._checks import Maybe, Number, check_option
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.stream import ScaleGivenBack, Stream
-from ttapca.support.channel_moments import (
-    LARGE,
-    can_be_quick,
-    channel_moments,
-    mixed_moments,
-    normalised,
-)
+from ttapca.support.channel_moments import LARGE, can_be_quick, channel_moments, mixed_moments
 from ttapca.support.norm_layers import (
-    by_running_statistics,
-    is_plain,
-    moved_to_source,
+    BatchNormKind,
+    Forward,
     running_statistics,
     with_running_statistics,
 )
-from ttapca.support.tensors import as_on, at_least_float32
 from ttapca.support.wrapping import Wrapper, is_replaced
 
 
@@ -95,14 +86,15 @@ class BatchNormStatistics(Surface):
                 "none. Choose a method that does without them."
             )
         refuse_replaced(layers)
+        self.layers = []
         first, last = self.ends
         for number, layer in enumerate(layers):
             weight = first + (last - first) * number / max(1, len(layers) - 1)
             # A hook could only compute the output a second time.
             self.layers.append(BatchNormLayer(self, layer, weight))
             self.patches.wrap(layer, self.layers[-1])
-        if layers and stream is not None:
-            stream.given_back = ScaleGivenBack(sum(self.ends) / 2, self.prior)
+        if layers:
+            self.stream.given_back = ScaleGivenBack(sum(self.ends) / 2, self.prior)
 
     @property
     def mean_weight(self) -> float | None:
@@ -118,7 +110,7 @@ class BatchNormStatistics(Surface):
 
 
 def refuse_replaced(layers: Sequence[nn.Module]) -> None:
-    """Raise `AttachError` where something else normalises in place of a layer."""
+    """Raise `AttachError` if something else normalises in place of a layer."""
     for layer in layers:
         if is_replaced(layer):
             raise AttachError(
@@ -137,14 +129,24 @@ class BatchNormLayer(Wrapper):
     replaces = True
 
     def __init__(self, surface: BatchNormStatistics, layer: _BatchNorm, weight: float) -> None:
-        self.surface, self.layer, self.weight = surface, layer, weight
+        self.surface, self.kind, self.weight = surface, BatchNormKind(layer), weight
 
-    def __call__(self, forward: Callable[..., Any], /, input: Tensor) -> Any:
+    def __call__(self, forward: Forward, /, input: Tensor) -> Any:
         """Normalise a batch; the argument has the name that torch's own layers give it."""
         if not self.surface.enabled:
             return forward(input)
-        alpha = self._weight_of(input)
-        return (self._plain if is_plain(self.layer) else self._around)(input, alpha, forward)
+        alpha, kind, layer = self._weight_of(input), self.kind, self.kind.layer
+        if alpha == 0.0:
+            return kind.plain(input, forward)
+        # Of a large batch, our own moments are quicker than those of torch.
+        quick = input.numel() >= LARGE and can_be_quick(input)
+        if alpha == 1.0 and kind.is_plain and not quick:
+            return F.batch_norm(
+                input, None, None, layer.weight, layer.bias, training=True, eps=layer.eps
+            )
+        values = kind.values(input)
+        moments = mixed_moments(alpha, channel_moments(values), running_statistics(layer))
+        return kind.normalised(values, moments, input, forward)
 
     def _weight_of(self, x: Tensor) -> float:
         size, prior = len(x), self.surface.prior
@@ -158,24 +160,3 @@ class BatchNormLayer(Wrapper):
                 f"shape {tuple(x.shape)}. Use a larger batch, or source or mixed statistics."
             )
         return alpha
-
-    def _plain(self, x: Tensor, alpha: float, _forward: Callable[..., Any]) -> Tensor:
-        layer = self.layer
-        mean, var, weight, bias = layer.running_mean, layer.running_var, layer.weight, layer.bias
-        if alpha == 0.0:
-            return F.batch_norm(x, mean, var, weight, bias, eps=layer.eps)
-        # Of a large batch, our own moments are quicker than those of torch.
-        if alpha == 1.0 and not (x.numel() >= LARGE and can_be_quick(x)):
-            return F.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
-        precise = at_least_float32(x)
-        moments = mixed_moments(alpha, channel_moments(precise), running_statistics(layer))
-        return as_on(normalised(precise, moments, weight, bias, layer.eps), x)
-
-    def _around(self, x: Tensor, alpha: float, forward: Callable[..., Any]) -> Any:
-        """Run a layer that does more than BatchNorm, as those of timm, which have an activation."""
-        layer = self.layer
-        if alpha > 0.0:
-            precise = at_least_float32(x)
-            moments = mixed_moments(alpha, channel_moments(precise), running_statistics(layer))
-            x = as_on(moved_to_source(precise, moments, layer), x)
-        return by_running_statistics(layer, functools.partial(forward, x))

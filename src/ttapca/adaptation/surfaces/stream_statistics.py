@@ -1,32 +1,28 @@
 """Statistics of normalisation layers that follow streams: as long as nothing shifts, the source's.
 
-A channel is normalised by a mixture of what a stream has shown, with weight alpha, and the source:
+A channel is normalised by a mixture of the stream so far, with weight alpha, and the source:
 
     mean = (1 - alpha) m_source + alpha m_stream
     var  = (1 - alpha) v_source + alpha v_stream + alpha (1 - alpha) (m_stream - m_source)^2
 
 alpha rises with how surely the stream has shifted, with the depth of the layer, and with N, the
-number of independent images that were seen:
+number of its independent images:
 
     alpha = full shift N / (N + prior)        full from `first` to `last`
 
-What the classes of a batch explain is taken out of its moments first, if anybody looks at classes
-(`ttapca.spectral.class_plan`). All moments are kept around the mean of the source, where mixtures
-are sums, and those of all layers side by side, so that a batch is added to a stream in one step.
+If classes are looked at, the part of the moments that the classes of a batch explain is taken out
+first (`ttapca.spectral.class_plan`). All moments are kept around the mean of the source, where
+mixtures are sums, and those of all layers side by side: a batch is added to a stream in one step.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from ttapca._checks import Number, check_option
 from ttapca.adaptation.surfaces.base import Surface
 from ttapca.adaptation.surfaces.statistics import refuse_replaced
 from ttapca.errors import AttachError
@@ -36,29 +32,21 @@ from ttapca.spectral.source_classes import SourceClasses
 from ttapca.spectral.stream import ScaleGivenBack, Stream
 from ttapca.spectral.stream_batch import StreamBatch, sums_by_group
 from ttapca.spectral.stream_state import TINY, LayerMoments, StreamState
-from ttapca.support.channel_moments import (
-    channel_moments,
-    moments_of_each,
-    normalised,
-    some_places,
-)
+from ttapca.support.channel_moments import channel_moments, moments_of_each, some_places
 from ttapca.support.modules import LayerPaths, device_and_dtype
 from ttapca.support.norm_layers import (
-    by_running_statistics,
+    BatchNormKind,
+    Forward,
+    Moments,
+    NormKind,
+    SampleNormKind,
     call_every_layer,
     channels_of,
-    in_own_layout,
-    is_plain,
     is_sample_norm,
-    normalised_alone,
-    running_statistics,
     with_running_statistics,
 )
-from ttapca.support.tensors import as_on, at_least_float32
+from ttapca.support.tensors import as_on
 from ttapca.support.wrapping import Wrapper
-
-Forward = Callable[..., Any]
-Moments = tuple[Tensor, Tensor]  # mean and variance
 
 
 class StreamStatistics(Surface):
@@ -73,17 +61,17 @@ class StreamStatistics(Surface):
             between it changes evenly.
         prior: Number of images that weigh half as much as many.
         alone: Weight of a single image that is very unusual, in every BatchNorm layer with feature
-            maps. It is added to the weight of a batch, and fades to 0 as there come to be more than
-            `prior` images.
+            maps. It is added to the weight of a batch, and fades to 0 until `prior` images came.
         source: Mean and variance of every channel of GroupNorm and LayerNorm layers, before the
-            layer's own scale and shift, by path, shape (2, channels); see
-            `ttapca.fitting.channel_statistics`.
-        classes: What is known of classes in the source; None if nobody looks at them.
+            layer's own scale and shift, by path, shape (2, channels).
+        classes: The classes of the source; None if classes are not looked at.
         constants: See `ttapca.spectral.constants`.
 
     Attributes:
         layers: Those that were taken over, once attached.
-        classes: What is known of classes, for these layers.
+        weights: Of many images that have surely shifted, in each of these layers.
+        weights_alone: Of a single image that is very unusual, likewise.
+        classes: The classes of the source, for these layers.
     """
 
     def __init__(
@@ -97,62 +85,54 @@ class StreamStatistics(Surface):
         constants: Constants = CONSTANTS,
     ) -> None:
         super().__init__()
-        for end in ends:
-            check_option("ends", end, Number(0, 1))
-        check_option("prior", prior, Number(0))
-        check_option("alone", alone, Number(0, 1))
         self.ends, self.prior, self.alone = ends, prior, alone
-        self.constants, self.stream = constants, Stream()
+        self.constants = constants
         self.layers: list[LayerStatistics] = []
         self.classes: LayerClasses | None = None
         self._source, self._source_classes = dict(source or {}), classes
         self._pass: LayerPass | None = None
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
-        """Take over all BatchNorm layers with running statistics, and those that are known."""
+        """Take over all BatchNorm layers with running statistics, and the layers of `source`."""
         super().attach(model, stream)
-        self.stream = stream or Stream()
+        self.layers = []
         batch_norms = with_running_statistics(model)
         paths = LayerPaths(model)
         sample_norms = self._known_sample_norms(model, paths)
         refuse_replaced([*batch_norms.values(), *(layer for layer, _ in sample_norms.values())])
-        kinds: list[list[tuple[str, _Kind]]] = [
-            [(path, _BatchNormKind(layer)) for path, layer in batch_norms.items()],
-            [(path, _SampleNormKind(*known)) for path, known in sample_norms.items()],
+        kinds: list[list[tuple[str, NormKind]]] = [
+            [(path, BatchNormKind(layer)) for path, layer in batch_norms.items()],
+            [(path, SampleNormKind(*known)) for path, known in sample_norms.items()],
         ]
-        first, last = self.ends
-        begin = 0
-        for alone, some in zip((self.alone, 0.0), kinds, strict=True):
+        (first, last), channels = self.ends, 0
+        weights, alone = [], []
+        for some, of_one in zip(kinds, (self.alone, 0.0), strict=True):
             for number, (path, kind) in enumerate(some):
-                weight = first + (last - first) * number / max(1, len(some) - 1)
-                end = begin + kind.channels
-                place = (len(self.layers), slice(begin, end))
-                layer = LayerStatistics(self, path, kind, place, weight, alone)
-                self.layers.append(layer)
+                weights.append(first + (last - first) * number / max(1, len(some) - 1))
+                alone.append(of_one)
+                own = slice(channels, channels + kind.channels)
+                self.layers.append(LayerStatistics(self, path, kind, len(self.layers), own))
                 # A hook could only compute the output a second time.
-                self.patches.wrap(kind.layer, layer)
-                begin = end
+                self.patches.wrap(kind.layer, self.layers[-1])
+                channels += kind.channels
         taken = [layer for layer, _ in sample_norms.values()]
         call_every_layer(model, taken, self, self.patches)
-        self._weights = torch.tensor([each.weight for each in self.layers], dtype=torch.float64)
-        self._alone = torch.tensor([each.alone for each in self.layers], dtype=torch.float64)
+        self.weights = torch.tensor(weights, dtype=torch.float64)
+        self.weights_alone = torch.tensor(alone, dtype=torch.float64)
         widths = torch.tensor([each.kind.channels for each in self.layers], dtype=torch.long)
         self.layer_of = torch.arange(len(widths)).repeat_interleave(widths)  # of each channel
         if self._source_classes is not None:
-            channels = {each.path: each.kind.channels for each in self.layers}
+            by_path = {each.path: each.kind.channels for each in self.layers}
             known = self._source_classes.renamed(paths.find_any)
-            self.classes = LayerClasses(known, channels, self.constants)
+            self.classes = LayerClasses(known, by_path, self.constants)
         if self.layers:
-            self._declare(model, begin)
+            device, dtype = device_and_dtype(model, model)
+            precise = torch.promote_types(dtype, torch.float32)
+            none = torch.zeros(1, len(self.layers), dtype=torch.float64)
+            moments = torch.zeros(1, 2, channels, device=device, dtype=precise)
+            self.stream.declare_state(layers=LayerMoments(moments, none, none))
         if batch_norms:
             self.stream.given_back = ScaleGivenBack(sum(self.ends) / 2, self.prior, needs_two=True)
-
-    def _declare(self, model: nn.Module, channels: int) -> None:
-        device, dtype = device_and_dtype(model, model)
-        precise = torch.promote_types(dtype, torch.float32)
-        none = torch.zeros(1, len(self.layers), dtype=torch.float64)
-        moments = torch.zeros(1, 2, channels, device=device, dtype=precise)
-        self.stream.declare_state(layers=LayerMoments(moments, none, none))
 
     def _known_sample_norms(
         self, model: nn.Module, paths: LayerPaths
@@ -173,7 +153,7 @@ class StreamStatistics(Surface):
         }
 
     def pass_of(self, batch: StreamBatch) -> LayerPass:
-        """Return what a pass of a batch normalises with, made once for all layers."""
+        """Return the statistics of a pass of a batch, made once for all layers."""
         found = self._pass
         if found is None or not found.is_of(batch):
             found = self._pass = LayerPass(self, batch)
@@ -184,41 +164,33 @@ class StreamStatistics(Surface):
     def weights_of(
         self, batch: StreamBatch, past: LayerMoments, counts: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the weights of the test data in layers with feature maps and in others.
+        """Return weights, numbers of independent images, and of images, (groups, layers) each.
 
-        And how many independent images these rest on, and how many images were seen.
+        The weights are those of the test data in layers with feature maps, and in others.
 
         Args:
             batch: That goes through the model.
-            past: What its groups have shown before.
-            counts: How many independent images of each there are, shape (groups, layers).
-
-        Returns:
-            Four tensors of shape (groups, layers), float64.
+            past: Of its groups, before the batch.
+            counts: Number of independent images of each, shape (groups, layers).
         """
         sizes = batch.sizes(adapted=True)[:, None].to(counts)
         fading = torch.exp(-sizes / batch.memory)
         total = past.independent.to(counts) * fading + counts
         seen = past.samples.to(counts) * fading + sizes
         shift, unusual = (each[:, None].to(counts) for each in (batch.shift, batch.unusual))
-        plain = self._weights.to(counts) * shift * total / (total + self.prior).clamp(min=TINY)
+        plain = self.weights.to(counts) * shift * total / (total + self.prior).clamp(min=TINY)
         left = torch.where(seen > 0, 1 - (seen - 1) / max(self.prior, TINY), 0.0).clamp(0, 1)
-        alone = self._alone.to(counts) * unusual * left
+        alone = self.weights_alone.to(counts) * unusual * left
         # One number says nothing about a channel, so the first image of these changes nothing.
         first = seen <= 1
         with_maps = torch.where(first & (alone == 0), 0.0, (plain + alone).clamp(max=1))
         return with_maps, torch.where(first, 0.0, plain), total, seen
 
     def change(self, batch: StreamBatch, other: ClassPlan) -> list[float]:
-        """Return by how much statistics depend on which plan a pass goes by, from 0 to 1.
+        """Return how much statistics change with another plan than that of a pass, from 0 to 1.
 
-        That is the difference of the weights of the test data, and the share of images whose class
-        is another one, times the weight that these images have; the largest of any layer, for each
-        stream.
-
-        Args:
-            batch: After a pass.
-            other: Than that which the pass went by.
+        For each stream that is the largest of any layer: the difference of the weights of the test
+        data, or the share of images whose class is another one, times the weight of these images.
         """
         found = [0.0] * len(batch.states)
         if batch.plan is None or not self.layers:
@@ -233,7 +205,7 @@ class StreamStatistics(Surface):
             counts = batch.summed(plan.counts[:, :-1], adapted=True)
             fading = torch.exp(-batch.sizes(adapted=True) / batch.memory)[:, None]
             total = past.independent * fading + counts
-            weight = self._weights * batch.shift[:, None] * total / (total + self.prior)
+            weight = self.weights * batch.shift[:, None] * total / (total + self.prior)
             weights.append((weight, counts / total.clamp(min=1)))
         (before, _), (later, new) = weights
         most = torch.maximum((before - later).abs(), later * new * differ).amax(1).tolist()
@@ -242,10 +214,9 @@ class StreamStatistics(Surface):
         return found
 
     def _settle(self, batch: StreamBatch) -> tuple[LayerMoments, Sequence[bool]] | None:
-        """Add what layers have seen to streams, without what the classes explain by the last plan.
+        """Return moments with this batch, and which groups have any; a row for each group.
 
-        Returns:
-            Moments, a row for each group, and which groups have seen anything.
+        The part that the classes explain by the last plan is taken out.
         """
         known = self.pass_of(batch)
         self._pass = None  # it holds the batch
@@ -272,7 +243,7 @@ class StreamStatistics(Surface):
             return None if state.layers is None else 0.0
         samples = state.layers.independent[state.latest]
         shift = state.spectra[0].shift[state.latest] if state.spectra else torch.tensor(1.0)
-        weights = self._weights * shift * samples / (samples + self.prior).clamp(min=1)
+        weights = self.weights * shift * samples / (samples + self.prior).clamp(min=1)
         return float(weights.mean())
 
     def extra_repr(self) -> str:
@@ -282,17 +253,18 @@ class StreamStatistics(Surface):
 
 
 class LayerPass:
-    """What one pass normalises with, for all layers and all groups of its batch.
+    """The statistics of one pass, for all layers and all groups of its batch.
 
     Attributes:
-        past: What the groups have shown before.
-        weights: Of the test data, in layers with feature maps and in others, shape (groups, layers)
-            each; for a single group, lists of numbers.
-        total: How many independent images were seen by now, shape (groups, layers).
-        seen: How many images, of any kind.
-        new: Share of this batch in what was seen, shape (groups, layers).
-        corrections: What the classes of the batch explain, shape (groups, channels) each; None if
-            nobody looks at classes.
+        past: Moments of the groups before the batch.
+        tables: Weights of the test data, in layers with feature maps and in others, shape (groups,
+            layers) each.
+        numbers: The same for a single group, as lists of numbers.
+        total: Number of independent images by now, shape (groups, layers).
+        seen: Number of images, of any kind.
+        new: Share of this batch in `total`, shape (groups, layers).
+        corrections: The part of mean and variance that the classes of the batch explain, shape
+            (groups, channels) each; None if classes are not looked at.
     """
 
     def __init__(self, surface: StreamStatistics, batch: StreamBatch) -> None:
@@ -325,10 +297,10 @@ class LayerPass:
         return same and self._version == batch.version
 
     def mixed(self, layer: LayerStatistics, maps: bool, own: Moments) -> Moments:
-        """Return the mixture of this batch, of what was seen before, and of the source.
+        """Return the mixture of this batch, of those before it, and of the source.
 
-        With s and v the mean and variance of the batch, c and r what its classes explain, n its
-        share in what was seen, and p and e the moments of before, all around the source's mean,
+        With s and v the mean and variance of the batch, c and r the part that its classes explain,
+        n its share in the stream, and p and e the moments of before, all around the source's mean,
 
             mean = alpha ((1 - n) p + n (s - c))
             var  = (1 - alpha) v_source + alpha ((1 - n) e + n (r v + (s - c)^2)) - mean^2
@@ -336,11 +308,11 @@ class LayerPass:
         of which all that does not depend on the layer's input is computed for all layers at once.
 
         Args:
-            layer: That asks.
+            layer: One of the layers.
             maps: Whether its samples have feature maps.
-            own: Mean, from that of the source, and variance, shape (groups, channels) each.
+            own: s and v, shape (groups, channels) each.
         """
-        (shift, var), (number, _) = own, layer.place
+        (shift, var), number = own, layer.number
         shares, tables = self._mixture(0 if maps else 1, shift)
         first, second, *explained = tables[number].unbind()
         away = shift
@@ -357,7 +329,7 @@ class LayerPass:
         return mean, second + share * square - mean.square()
 
     def _mixture(self, which: int, like: Tensor) -> tuple[Any, Sequence[Tensor]]:
-        """Return alpha n of each layer, and what `mixed` adds to for its channels."""
+        """Return alpha n of each layer, and the other terms of `mixed` for its channels."""
         found = self._mixtures.get(which)
         if found is None:
             alpha, of = self.tables[which], self._surface.layer_of
@@ -376,18 +348,17 @@ class LayerPass:
         return found
 
     def together(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what all layers have seen in this batch, side by side.
+        """Return the moments of this batch in all layers, side by side.
 
-        Returns:
-            Mean, from that of the source, and variance, shape (groups, channels) each, and whether
-            a layer has seen anything, shape (groups, layers).
+        These are mean, from that of the source, and variance, shape (groups, channels) each, and
+        whether a layer has any, shape (groups, layers).
         """
         batch = self._batch
         shifts, variances, seen = [], [], []
         for number, layer in enumerate(self._layers):
             known = batch.layers.get(number)
             if known is None:
-                nothing = self.past.moments[:, 0, layer.place[1]] * 0
+                nothing = self.past.moments[:, 0, layer.channels] * 0
                 shifts.append(nothing)
                 variances.append(nothing)
                 seen.append(nothing[:, 0] > 0)
@@ -406,24 +377,17 @@ class LayerStatistics(Wrapper):
     """Runs one layer with the statistics of a surface, while that is switched on.
 
     Attributes:
-        place: Its number, and its channels among those of all layers.
-        weight: Of many images that have surely shifted.
-        alone: Of a single image that is very unusual.
+        number: Of the layer among all that were taken over.
+        channels: Of the layer, among those of all layers.
     """
 
     replaces = True
 
     def __init__(
-        self,
-        surface: StreamStatistics,
-        path: str,
-        kind: _Kind,
-        place: tuple[int, slice],
-        weight: float,
-        alone: float,
+        self, surface: StreamStatistics, path: str, kind: NormKind, number: int, channels: slice
     ) -> None:
-        self.surface, self.path, self.kind, self.place = surface, path, kind, place
-        self.weight, self.alone = weight, alone
+        self.surface, self.path, self.kind = surface, path, kind
+        self.number, self.channels = number, channels
 
     def __call__(self, forward: Forward, /, input: Tensor) -> Any:
         """Normalise a batch; the argument has the name that torch's own layers give it."""
@@ -442,10 +406,8 @@ class LayerStatistics(Wrapper):
     def _of_one_group(
         self, known: LayerPass, batch: StreamBatch, x: Tensor, forward: Forward
     ) -> Any:
-        number, _ = self.place
         maps = self.kind.has_maps(x)
-        alpha = known.numbers[0 if maps else 1][number]
-        if alpha == 0.0:
+        if known.numbers[0 if maps else 1][self.number] == 0.0:
             return self.kind.plain(x, forward)
         values = self.kind.values(x)
         source = self.kind.source(values)
@@ -456,13 +418,11 @@ class LayerStatistics(Wrapper):
         return self.kind.normalised(values, (source[0] + mean[0], var[0]), x, forward)
 
     def _of_groups(self, known: LayerPass, batch: StreamBatch, x: Tensor, forward: Forward) -> Any:
-        number, _ = self.place
         maps = self.kind.has_maps(x)
-        alpha = known.tables[0 if maps else 1][:, number]
         group_of = batch.group_of_each(x.shape[0])
         if batch.traced or torch.compiler.is_exporting():
             return self._of_rows(known, batch, maps, x, group_of, None, forward)
-        moved = alpha > 0
+        moved = known.tables[0 if maps else 1][:, self.number] > 0
         rows = moved if group_of is None else moved[group_of.cpu()]
         filtered = batch.chosen("filtered", len(x))
         rows = rows.expand(len(x)) if filtered is None else rows & filtered.cpu()
@@ -472,15 +432,8 @@ class LayerStatistics(Wrapper):
         if bool(rows.all()):
             return self._of_rows(known, batch, maps, x, group_of, counted, forward)
         chosen, others = (each.nonzero()[:, 0].to(x.device) for each in (rows, ~rows))
-        own = self._of_rows(
-            known,
-            batch,
-            maps,
-            x[chosen],
-            None if group_of is None else group_of[chosen],
-            None if counted is None else counted[chosen],
-            forward,
-        )
+        group_of, counted = (None if each is None else each[chosen] for each in (group_of, counted))
+        own = self._of_rows(known, batch, maps, x[chosen], group_of, counted, forward)
         # Others pass bit for bit.
         found = own.new_empty(len(x), *own.shape[1:])
         found[chosen], found[others] = own, as_on(self.kind.plain(x[others], forward), own)
@@ -509,11 +462,11 @@ class LayerStatistics(Wrapper):
 
     def _record(self, batch: StreamBatch, shift: Tensor, var: Tensor, maps: bool) -> None:
         # Of several passes of a batch, the first one counts.
-        if not batch.records or self.place[0] in batch.layers:
+        if not batch.records or self.number in batch.layers:
             return
         if shift.requires_grad or var.requires_grad:
             shift, var = shift.detach(), var.detach()
-        batch.layers[self.place[0]] = shift, var, maps
+        batch.layers[self.number] = shift, var, maps
 
 
 def _moments_of_groups(
@@ -529,133 +482,6 @@ def _moments_of_groups(
     shift = parts[:, :size]
     var = (parts[:, size : 2 * size] - shift.square()).clamp(min=0)
     return as_on(shift, values), as_on(var, values)
-
-
-class _Kind:
-    """What a layer does beside normalising by given moments; values have channels second.
-
-    Attributes:
-        layer: The layer.
-        channels: How many it has.
-    """
-
-    layer: Any
-    channels: int
-
-    def values(self, x: Tensor) -> Tensor:
-        """Return what is normalised, shape (batch, channels, ...)."""
-        return at_least_float32(x)
-
-    def source(self, like: Tensor) -> Moments:
-        """Return mean and variance of the source."""
-        raise NotImplementedError
-
-    def scale(self, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return what a normalised channel is multiplied by, and what is added to it."""
-        raise NotImplementedError
-
-    def plain(self, x: Tensor, forward: Forward) -> Any:
-        """Return what the layer makes of samples by itself."""
-        return forward(x)
-
-    def finished(self, values: Tensor, x: Tensor, forward: Forward) -> Any:
-        """Return what the layer makes of normalised, scaled values of x."""
-        del forward
-        return as_on(values, x)
-
-    def has_maps(self, x: Tensor) -> bool:
-        """Return whether a sample has more than one number for each channel."""
-        return x.dim() > 2 and math.prod(x.shape[1:]) > self.channels
-
-    def normalised(self, values: Tensor, moments: Moments, x: Tensor, forward: Forward) -> Any:
-        """Return what the layer makes of samples, all by the same moments."""
-        weight, bias = self.scale(values)
-        found = normalised(values, moments, weight, bias, self.eps)
-        return self.finished(found, x, forward)
-
-    def normalised_each(
-        self, values: Tensor, moments: Moments, of: Tensor, x: Tensor, forward: Forward
-    ) -> Any:
-        """Return what the layer makes of samples, each by the moments of its group."""
-        (mean, var), (weight, bias) = moments, self.scale(values)
-        scale = torch.rsqrt(var + self.eps)
-        if weight is not None:
-            scale = scale * as_on(weight, scale)
-        shift = -mean * scale
-        if bias is not None:
-            shift = shift + as_on(bias, shift)
-        shape = (values.shape[0], self.channels, *[1] * (values.dim() - 2))
-        found = torch.addcmul(shift[of].view(shape), values, scale[of].view(shape))
-        return self.finished(found, x, forward)
-
-    @property
-    def eps(self) -> float:
-        """What is added to variances."""
-        found: float = self.layer.eps
-        return found
-
-
-class _BatchNormKind(_Kind):
-    """BatchNorm; one that does more than normalise is given values as the source would have them.
-
-    Those of timm have an activation.
-    """
-
-    def __init__(self, layer: _BatchNorm) -> None:
-        self.layer, self.channels, self._is_plain = layer, layer.num_features, is_plain(layer)
-
-    def source(self, like: Tensor) -> Moments:
-        mean, var = running_statistics(self.layer)
-        return as_on(mean, like), as_on(var, like)
-
-    def scale(self, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        if self._is_plain:
-            return self.layer.weight, self.layer.bias
-        mean, var = self.source(like)
-        return (var + self.eps).sqrt(), mean
-
-    def plain(self, x: Tensor, forward: Forward) -> Any:
-        if not self._is_plain:
-            return by_running_statistics(self.layer, functools.partial(forward, x))
-        layer = self.layer
-        return torch.nn.functional.batch_norm(
-            x, layer.running_mean, layer.running_var, layer.weight, layer.bias, eps=layer.eps
-        )
-
-    def finished(self, values: Tensor, x: Tensor, forward: Forward) -> Any:
-        values = as_on(values, x)
-        if self._is_plain:
-            return values
-        return by_running_statistics(self.layer, functools.partial(forward, values))
-
-
-class _SampleNormKind(_Kind):
-    """GroupNorm and LayerNorm."""
-
-    def __init__(self, layer: Any, source: Tensor) -> None:
-        self.layer, self.channels, self._source = layer, source.shape[1], source
-
-    def values(self, x: Tensor) -> Tensor:
-        return normalised_alone(self.layer, at_least_float32(x))
-
-    def source(self, like: Tensor) -> Moments:
-        mean, var = as_on(self._source, like)
-        return mean, var
-
-    def scale(self, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        # To the mean and deviation of the source, and from there as the layer itself does.
-        mean, var = self.source(like)
-        weight, bias = (var + self.eps).sqrt(), mean
-        if self.layer.weight is not None:
-            own = as_on(self.layer.weight, like)
-            weight, bias = weight * own, bias * own
-        if self.layer.bias is not None:
-            bias = bias + as_on(self.layer.bias, like)
-        return weight, bias
-
-    def finished(self, values: Tensor, x: Tensor, forward: Forward) -> Any:
-        del forward
-        return in_own_layout(self.layer, values).to(x.dtype)
 
 
 def _means_of_each(values: Tensor) -> Tensor:

@@ -1,30 +1,41 @@
-"""Surfaces that gradient steps move: copies of the model's weights, and an input transformation."""
+"""Copies of a model's weights, which gradient steps move in their place."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils import skip_init
 
-from ttapca._checks import Maybe, Whole, check_option
-from ttapca.adaptation.surfaces.base import AroundForward, Surface, has_surface
-from ttapca.errors import AttachError, ShapeError
-from ttapca.spectral.stream import ParameterValues, Stream, set_values
-from ttapca.support.inputs import map_first_tensor
-from ttapca.support.modules import device_and_dtype
-from ttapca.support.wrapping import surely
+from ttapca.adaptation.surfaces.base import Surface
+from ttapca.errors import AttachError
+from ttapca.spectral.stream import Stream, set_values
+from ttapca.support.wrapping import Wrapper, surely, wrappers_of
 
-WIDTH = 16  # channels inside the residual network of an input transformation
-
-# Where a parameter lives: the module that owns it, and its name there.
+# A parameter of a model: the module that owns it, and its name there.
 Place = tuple[nn.Module, str]
 Select = Callable[[nn.Module], list[Place]]
+
+
+class AroundForward(Wrapper):
+    """Lets a surface run the forward pass of a model by one of its methods."""
+
+    def __init__(self, surface: Surface, run: Callable[..., Any]) -> None:
+        self.surface, self.run = surface, run
+
+    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run one pass."""
+        return self.run(forward, args, kwargs)
+
+
+def has_surface(model: nn.Module, kind: type[Surface]) -> bool:
+    """Return whether a surface of this kind runs the forward pass of a model already."""
+    return any(
+        isinstance(wrapper, AroundForward) and isinstance(wrapper.surface, kind)
+        for wrapper in wrappers_of(model)
+    )
 
 
 class Weights(Surface):
@@ -36,7 +47,7 @@ class Weights(Surface):
     Args:
         select: Chooses the parameters of a model; a function of a module, so that it can be
             pickled.
-        what: What they are, for errors: "affine parameters of normalisation layers".
+        what: Names them in errors: "affine parameters of normalisation layers".
     """
 
     def __init__(self, select: Select, what: str) -> None:
@@ -67,18 +78,13 @@ class Weights(Surface):
         self.copies = nn.ParameterList(
             nn.Parameter(original.detach().clone()) for original in by_original
         )
-        self.patches.wrap(model, AroundForward(self))
-        if stream is not None:
-            stream.keep(self._what, self)
+        self.patches.wrap(model, AroundForward(self, self.run))
+        self.stream.keep(self._what, self)
 
     def detach(self) -> None:
         """Leave the model with its own weights alone."""
         self.step_back()
         super().detach()
-
-    def start_batch(self) -> None:
-        """Put the originals back if an earlier call was interrupted."""
-        self.step_back()
 
     def contents(self) -> list[Tensor]:
         """Return the values of the copies; see `ttapca.spectral.stream.Part`."""
@@ -117,13 +123,13 @@ class Weights(Surface):
         return forward()
 
     def step_back(self) -> None:
-        """Put the originals back where the copies are in their place."""
+        """Put the originals back if the copies are in their place."""
         if self._originals:
             self._put(self._originals)
             self._originals = []
 
     def _in_place(self) -> list[Tensor]:
-        """Return what the model has now: moving a model may replace its parameters."""
+        """Return the parameters of the model now: moving it may replace them."""
         return [getattr(module, name) for (module, name), *_ in self._places]
 
     def _put(self, parameters: Iterable[Tensor]) -> None:
@@ -137,27 +143,14 @@ class Weights(Surface):
 
 
 class NormAffine(Weights):
-    """Scale and shift of the BatchNorm layers; without these, of all other normalisation layers.
-
-    Example:
-        >>> surface = NormAffine()
-        >>> surface.attach(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
-        >>> sum(copy.numel() for copy in surface.parameters())
-        8
-        >>> surface.detach()
-    """
+    """Scale and shift of the BatchNorm layers; without these, of all other normalisation layers."""
 
     def __init__(self) -> None:
         super().__init__(norm_affine, "scale and shift of normalisation layers")
 
 
 def norm_affine(model: nn.Module) -> list[Place]:
-    """Return scale and shift of all BatchNorm layers, else of all LayerNorm and GroupNorm layers.
-
-    Example:
-        >>> [name for _, name in norm_affine(nn.Sequential(nn.GroupNorm(2, 4)))]
-        ['weight', 'bias']
-    """
+    """Return scale and shift of all BatchNorm layers, or else of LayerNorm and GroupNorm layers."""
     for kinds in ((_BatchNorm,), (nn.LayerNorm, nn.GroupNorm)):
         places: list[Place] = [
             (module, name)
@@ -172,147 +165,10 @@ def norm_affine(model: nn.Module) -> list[Place]:
 
 
 def all_parameters(model: nn.Module) -> list[Place]:
-    """Return every floating-point parameter of a model.
-
-    Example:
-        >>> [name for _, name in all_parameters(nn.Linear(3, 2, bias=False))]
-        ['weight']
-    """
+    """Return every floating-point parameter of a model."""
     return [
         (module, name)
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False)
         if parameter.is_floating_point()
     ]
-
-
-class InputTransform(Surface):
-    """A trainable change of the input: d(x) = scale (mix x + (1 - mix) r(x)) + shift.
-
-    It is to undo, as far as it can, what happened to the images: Mummadi et al., "Test-Time
-    Adaptation to Distribution Shift by Confidence Maximization and Input Transformation" (2021).
-    r is a small convolutional network, `mix` (tau) a number, `scale` (gamma) and `shift` (beta) one
-    number per channel. It starts as the identity, bit for bit: mix = 1, scale = 1, shift = 0.
-
-    Args:
-        channels: Number of channels of the images; by default those of the model's first
-            convolution.
-        seed: Draws the weights of r; the caller's random state is not touched.
-
-    Example:
-        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3))
-        >>> transform = InputTransform()
-        >>> transform.attach(model)
-        >>> x = torch.zeros(2, 3, 8, 8)
-        >>> with torch.no_grad():
-        ...     _ = transform.shift.fill_(1.0)
-        >>> torch.equal(model(x), model[0](x + 1))
-        True
-        >>> transform.detach()
-    """
-
-    mix: nn.Parameter
-    scale: nn.Parameter
-    shift: nn.Parameter
-
-    def __init__(self, channels: int | None = None, *, seed: int = 0) -> None:
-        super().__init__()
-        check_option("channels", channels, Maybe(Whole(1)))
-        self.channels = channels
-        self.seed = seed
-        self.residual: nn.Module = nn.Identity()
-        self._inside = False  # whether a forward pass of the model is running
-
-    def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
-        """Make the transformation, as the identity, and put it in front of the model."""
-        super().attach(model, stream)
-        if has_surface(model, InputTransform):
-            raise AttachError(
-                "A model has one input transformation; something has put one in front already. "
-                "Call `detach()` on that first."
-            )
-        channels = self.channels if self.channels is not None else _channels_of(model)
-        device, dtype = device_and_dtype(model, model)
-        self.residual = _residual(channels, self.seed).to(device, dtype)
-        one = torch.ones((), device=device, dtype=dtype)
-        self.mix = nn.Parameter(one.clone())
-        self.scale = nn.Parameter(one.repeat(channels))
-        self.shift = nn.Parameter(torch.zeros_like(self.scale))
-        self.patches.wrap(model, AroundForward(self))
-        if stream is not None:
-            stream.keep("input transformation", ParameterValues(self.parameters()))
-
-    def start_batch(self) -> None:
-        """Forget the pass of an earlier call that was interrupted."""
-        self._leave()
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Transform a batch.
-
-        Args:
-            images: Shape (batch, channels, height, width); left as it was.
-
-        Raises:
-            ShapeError: These are no such images.
-        """
-        channels = len(self.scale)
-        if images.dim() != 4 or images.shape[1] != channels:
-            raise ShapeError(
-                f"The input transformation takes images of shape (batch, {channels}, height, "
-                f"width); found {tuple(images.shape)}. Give the number of channels by `channels=`, "
-                "or choose a method that leaves the input as it is."
-            )
-        if images.device != self.scale.device:
-            self.to(images.device)  # the model was moved without its adapter
-        mixed: Tensor = self.mix * images + (1 - self.mix) * self.residual(images)
-        return self.scale.view(-1, 1, 1) * mixed + self.shift.view(-1, 1, 1)
-
-    def extra_repr(self) -> str:
-        """Return what `print(adapter)` shows."""
-        numbers = sum(parameter.numel() for parameter in self.parameters())
-        return f"input transformation: {numbers:,} numbers"
-
-    def run(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run a forward pass on transformed images; nested passes are not transformed again."""
-        if self._inside or not self.enabled:
-            return forward(*args, **kwargs)
-        return surely(functools.partial(self._enter, forward, args, kwargs), then=self._leave)
-
-    def _enter(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        self._inside = True
-        args, kwargs = map_first_tensor(self, args, kwargs)
-        return forward(*args, **kwargs)
-
-    def _leave(self) -> None:
-        self._inside = False
-
-
-def _channels_of(model: nn.Module) -> int:
-    for module in model.modules():
-        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            return module.in_channels
-    raise AttachError(
-        "The input transformation takes as many channels as the model's first convolution; the "
-        "model has no convolution. Give the number by `channels=`."
-    )
-
-
-def _residual(channels: int, seed: int) -> nn.Module:
-    """Return the network r: two convolutions that keep the size of an image."""
-    generator = torch.Generator().manual_seed(seed)
-    # Made without values, so that torch draws none from the caller's random state.
-    layers = [
-        skip_init(nn.Conv2d, taken, given, 3, padding=1)  # type: ignore[no-untyped-call]
-        for taken, given in ((channels, WIDTH), (WIDTH, channels))
-    ]
-    with torch.no_grad():
-        for layer in layers:
-            # He initialisation, always in float64 so that every precision has the same weights.
-            draw = torch.randn(layer.weight.shape, generator=generator, dtype=torch.float64)
-            layer.weight.copy_(draw * math.sqrt(2 / layer.weight[0].numel()))
-            layer.bias.zero_()
-    return nn.Sequential(layers[0], nn.ReLU(), layers[1])

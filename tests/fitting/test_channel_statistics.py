@@ -1,0 +1,226 @@
+"""Channel statistics of GroupNorm and LayerNorm: measured by `fit`, saved and checked."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttapca
+from ttapca.errors import SavedFilterError
+from ttapca.fitting.channel_statistics import MEASURED, ONE_IN, SourceChannels
+from ttapca.fitting.model_inputs import KEPT_PARTS, KEPT_SAMPLES, ModelInputs
+from ttapca.fitting.store import read_folder, write_folder
+from ttapca.spectral.class_plan import LayerClasses
+
+
+class Transformer(nn.Module):
+    """Patches, one block with LayerNorm before attention, the mean of all tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.patches = nn.Conv2d(2, 8, 3, stride=3)
+            self.block = nn.TransformerEncoderLayer(
+                8, 2, 12, dropout=0.0, batch_first=True, norm_first=True
+            )
+            self.norm = nn.LayerNorm(8)
+            self.fc = nn.Linear(8, 5)
+            for norm in (self.block.norm1, self.block.norm2, self.norm):
+                nn.init.uniform_(norm.weight, 0.5, 2.0)
+                nn.init.uniform_(norm.bias, -1.0, 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        return self.fc(self.norm(self.block(tokens)).mean(1))
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return Transformer().eval()
+
+
+@pytest.fixture
+def grouped_network() -> nn.Module:
+    return group_norm_network()
+
+
+def group_norm_network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
+        nn.Conv2d(8, 6, 3),
+        nn.GroupNorm(1, 6, affine=False),
+        nn.Flatten(),
+        nn.Linear(6 * 16, 5),
+    ).eval()
+
+
+def images(n: int, seed: int = 0, side: int = 9) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    rough = torch.rand(n, 2, side, side, generator=generator)
+    return rough + 2 * rough.mean((2, 3), keepdim=True) + torch.tensor([[[0.5]], [[-1.0]]])
+
+
+def grouped(x: Tensor, groups: int, eps: float = 1e-5) -> np.ndarray:
+    """GroupNorm without scale and shift, by numpy."""
+    shape = x.shape
+    split = x.double().numpy().reshape(shape[0], groups, -1)
+    mean, var = split.mean(2, keepdims=True), split.var(2, keepdims=True)
+    return ((split - mean) / np.sqrt(var + eps)).reshape(shape)
+
+
+def rows(x: Tensor, eps: float = 1e-5) -> np.ndarray:
+    """LayerNorm without scale and shift, token by token."""
+    found = x.detach().double().numpy().copy()
+    for image in found:
+        for token in image.reshape(-1, found.shape[-1]):
+            token[:] = (token - token.mean()) / np.sqrt(((token - token.mean()) ** 2).mean() + eps)
+    return found
+
+
+def inputs_of(model: nn.Module, path: str, x: Tensor) -> Tensor:
+    """What a layer of the untouched model is given; a hook keeps torch off its fast path."""
+    seen: list[Tensor] = []
+    layer = model.get_submodule(path)
+    handle = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    with torch.no_grad():
+        model(x)
+    handle.remove()
+    return seen[0]
+
+
+PATHS = ["block.norm1", "block.norm2", "norm"]
+
+
+def test_fitting_measures_the_channels_of_groups(grouped_network: nn.Module) -> None:
+    data = images(300, side=6)
+    fitted = ttapca.fit(grouped_network, "0", data, 20)
+    assert set(fitted.group_norm_) == {"1", "4"}
+    with torch.no_grad():
+        first, second = grouped_network[0](data), grouped_network[:4](data)
+    for path, values in (("1", grouped(first, 2)), ("4", grouped(second, 1))):
+        mean, var = fitted.group_norm_[path].double()
+        np.testing.assert_allclose(mean, values.mean((0, 2, 3)), atol=1e-5)
+        np.testing.assert_allclose(var, values.var((0, 2, 3)), rtol=1e-4)
+
+
+def calls_of(model: nn.Module) -> list[int]:
+    """How many samples come to its end, with each pass."""
+    calls: list[int] = []
+    model[6].register_forward_hook(lambda module, args, output: calls.append(len(output)))
+    return calls
+
+
+def test_long_streams_are_measured_in_part_and_evenly(grouped_network: nn.Module) -> None:
+    calls = calls_of(grouped_network)
+    ttapca.fit(
+        grouped_network, "0", (images(64, seed, side=6) for seed in range(700)), 20, route="folded"
+    )
+    images_read = 700 * 64
+    kept = 2 * KEPT_PARTS * KEPT_SAMPLES  # predicted again, with the filter and without
+    # Nobody knows how many will come: at first all are measured, and ever fewer later.
+    expected = MEASURED * (1 + math.log(ONE_IN)) + (images_read - MEASURED * ONE_IN) / ONE_IN
+    assert sum(calls) == pytest.approx(expected + kept + 2, rel=0.05)
+
+
+def test_several_passes_measure_once(grouped_network: nn.Module) -> None:
+    calls = calls_of(grouped_network)
+    ttapca.fit(grouped_network, "0", [images(100, side=6)], 20, route="randomised")
+    # Two samples to see shapes, a hundred measured, some predicted with the filter and without, and
+    # as they are and mirrored.
+    assert calls == [2, 100, 16, 16, 16, 16]
+
+
+def test_fitting_measures_the_channels_of_tokens(model: nn.Module) -> None:
+    data = images(300)
+    fitted = ttapca.fit(model, "patches", data, 20)
+    assert list(fitted.layer_norm_) == PATHS
+    assert fitted.group_norm_ == {}
+    for path in PATHS:
+        values = rows(inputs_of(model, path, data)).reshape(-1, 8)
+        mean, var = fitted.layer_norm_[path].double()
+        np.testing.assert_allclose(mean, values.mean(0), atol=1e-5)
+        np.testing.assert_allclose(var, values.var(0), rtol=1e-4)
+
+
+def test_fitting_measures_what_classes_do_to_them(model: nn.Module) -> None:
+    data = images(300)
+    classes = ttapca.fit(model, "patches", data, 20).classes_
+    assert classes is not None
+    with torch.no_grad():
+        shares = model(data).double().softmax(1).numpy()
+    values = rows(inputs_of(model, "norm", data))
+    of_class = sum(share * image.mean(0) for share, image in zip(shares[:, 3], values, strict=True))
+    expected = of_class / shares[:, 3].sum() - values.mean((0, 1))
+    found, _ = LayerClasses(classes, {"norm": 8}).corrections(torch.eye(5)[3:4])
+    np.testing.assert_allclose(found[0], expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda tensor: tensor[0], "shape"),
+        (lambda tensor: -1 - tensor, "a mean and a variance"),
+        (lambda tensor: tensor / 0, "finite"),
+    ],
+)
+def test_damaged_ones_are_refused(
+    model: nn.Module, tmp_path: Path, change: Any, fault: str
+) -> None:
+    ttapca.fit(model, "patches", images(64), 20).save(tmp_path / "filter")
+    config, tensors = read_folder(tmp_path / "filter")
+    tensors["layer_norm:norm"] = change(tensors["layer_norm:norm"])
+    write_folder(tmp_path / "filter", config, tensors, "")
+    with pytest.raises(SavedFilterError, match=f"`layer_norm:norm` .* {fault}"):
+        ttapca.load(tmp_path / "filter")
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """As many networks have it: the channels come second."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class TokensFirst(nn.Module):
+    """A network whose LayerNorm sees (tokens, batch, channels)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.flatten(1, 2).transpose(0, 1)).mean(0)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: LayerNorm2d(2), lambda: nn.LayerNorm([2, 9, 9]), TokensFirst]
+)
+def test_layers_whose_channels_or_images_are_elsewhere_are_left_alone(make: Any) -> None:
+    channels = SourceChannels(nn.Sequential(make()))
+    channels.see(ModelInputs((images(30),), {}))
+    assert channels.of(nn.LayerNorm) == {}
+    assert channels.by_class() is None
+
+
+def test_they_are_saved(grouped_network: nn.Module, model: nn.Module, tmp_path: Path) -> None:
+    groups = ttapca.fit(grouped_network, "0", images(300, side=6), 20)
+    tokens = ttapca.fit(model, "patches", images(300), 20)
+    for fitted, name, paths in (
+        (groups, "group_norm_", ["1", "4"]),
+        (tokens, "layer_norm_", PATHS),
+    ):
+        fitted.save(tmp_path / name, dtype="bfloat16")
+        known, again = getattr(fitted, name), getattr(ttapca.load(tmp_path / name), name)
+        assert set(again) == set(paths)
+        assert all(torch.equal(again[path], value) for path, value in known.items())
+        assert getattr(fitted.truncated(5), name).keys() == known.keys()
