@@ -29,7 +29,7 @@ from measuring import Goal, Progress, Result, Spread, Table
 from shift_tests import BandEnergies, KolmogorovSmirnov, Seen, ShiftTest, all_tests
 from ttapca import datasets, networks
 from ttapca.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from ttapca.spectral.calibration import energies_of
+from ttapca.spectral.cross_validation import energies_of
 
 NETWORK = "cifar10-resnet20"
 SOURCE_IMAGES = 2048

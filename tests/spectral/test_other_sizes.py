@@ -21,9 +21,10 @@ from fixed_gains import FixedGain
 from oracles import images, natural, small_convnet
 from ttapca import SpectralFilter
 from ttapca.errors import ShapeError
-from ttapca.spectral.calibration import SourceSpectrum, energies_of, rest_of
+from ttapca.spectral.calibration import SourceSpectrum
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.cosine import CoefficientMoments, Cosine, fit_channel_dct
+from ttapca.spectral.cross_validation import energies_of, rest_of
 from ttapca.spectral.gains import Gain, SourceComponents, make_gain
 from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.stream import Stream

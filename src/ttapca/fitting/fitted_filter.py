@@ -424,6 +424,8 @@ class FittedFilter:
             True
         """
         gain = self.spectral_filter(closed_form.ClosedFormGain).gain
+        if not isinstance(gain, closed_form.ClosedFormGain):
+            raise TypeError("A filter has the gain that it was asked for.")
         usual = gain.normal.batches_of(samples).usual(gain.threshold)
         away = usual.reach * len(usual.mean) / usual.precision.diagonal()
         return float(away.sqrt().median().exp())

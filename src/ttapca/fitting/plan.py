@@ -16,9 +16,9 @@ from ttapca.errors import OptionError, OutOfMemoryError
 from ttapca.fitting.source_statistics import MOST_NUMBERS as MOST_CLASS_MEANS
 from ttapca.spectral import pca
 from ttapca.spectral.basis_choice import LARGEST_DENSE, MATRIX_LIMIT, SMALL, cosines_serve
-from ttapca.spectral.calibration import TOGETHER
 from ttapca.spectral.cosine import CHUNK_NUMBERS as COSINE_CHUNK
 from ttapca.spectral.cosine_transform import has_cosines
+from ttapca.spectral.cross_validation import TOGETHER
 from ttapca.spectral.folded import CHUNK_NUMBERS as AFFINE_CHUNK
 from ttapca.spectral.image_statistics import is_image
 from ttapca.spectral.pca import MOST_BYTES, MOST_SAMPLES

@@ -37,8 +37,8 @@ from ttapca.fitting.plan import RouteName
 from ttapca.fitting.source_statistics import MomentsKind, Reading, Side, SourceStatistics
 from ttapca.spectral.basis import Basis, Dense
 from ttapca.spectral.basis_choice import takes_images
-from ttapca.spectral.calibration import Calibration, calibrate, calibrate_fixed, rest_of
 from ttapca.spectral.cosine import Cosine, fit_channel_dct
+from ttapca.spectral.cross_validation import Calibration, calibrate, calibrate_fixed, rest_of
 from ttapca.spectral.folded import Folded, InputGram, InputPCA, LinearPart, fold, is_affine
 from ttapca.spectral.image_statistics import measure, textures
 from ttapca.spectral.pca import PCA, Decomposition, SampleGram, hold
@@ -158,12 +158,11 @@ class FitTask:
         if calibration.rest is not None:
             rest = calibration.rest[order]
             energies = torch.cat([energies, (rest / rest.mean())[:, None]], 1)
-        classes: Tensor | None = self.statistics.predicted.at(positions[rows])
-        known = classes >= 0
-        if bool(known.any()):
-            energies, rows, classes = energies[known], rows[known], classes[known]
-        else:
-            classes = None
+        predicted = self.statistics.predicted.at(positions[rows])
+        known = predicted >= 0
+        classes = predicted[known] if bool(known.any()) else None
+        if classes is not None:
+            energies, rows = energies[known], rows[known]
         of_rows = None if groups is None else [groups[row] for row in rows.tolist()]
         found = measured_resemblance(energies, classes, of_rows)
         return dataclasses.replace(

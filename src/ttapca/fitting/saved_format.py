@@ -167,10 +167,9 @@ def _forms(
     if "energies" in tensors:
         words = "a number above 0, a correlation up to 1, and a correlation or -1"
         optional["resemblance"] = TensorForm((3,), torch.float64, words, _is_resemblance)
-        side = bands + ("rest" in tensors)
-        words = "two covariances"
+        watched = bands + ("rest" in tensors)
         optional["resemblance_covariances"] = TensorForm(
-            (2, side, side), torch.float64, words, _are_covariances
+            (2, watched, watched), torch.float64, "two covariances", _are_covariances
         )
         optional["rest"] = TensorForm((samples,), torch.float32, "not below 0", _not_negative)
     if True in kind.sides:
@@ -321,7 +320,7 @@ def _are_correlations(values: Tensor) -> bool:
 def _is_resemblance(values: Tensor) -> bool:
     independent, correlation, classmates = values.tolist()
     known = classmates == -1 or 0 <= classmates <= 1
-    return independent > 0 and 0 <= correlation <= 1 and known
+    return bool(independent > 0 and 0 <= correlation <= 1 and known)
 
 
 def _are_covariances(values: Tensor) -> bool:

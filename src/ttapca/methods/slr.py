@@ -28,7 +28,8 @@ from ttapca.methods.method import (
     register,
 )
 from ttapca.spectral.stream import ParameterValues, Stream
-from ttapca.support.modules import device_and_dtype, map_first_tensor
+from ttapca.support.inputs import map_first_tensor
+from ttapca.support.modules import device_and_dtype
 from ttapca.support.outputs import log_softmax
 from ttapca.support.wrapping import surely
 

@@ -43,15 +43,18 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ttapca.spectral.constants import CONSTANTS, Constants
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Numbers = NDArray[np.float64]
-AnyNumber = TypeVar("AnyNumber", float, Numbers)
+AnyNumber = TypeVar("AnyNumber", float, Numbers, "Tensor")
 
 TINY = 1e-300
 # A prediction is never surer than this: one image must not overrule all others.

@@ -67,7 +67,9 @@ class Resemblance:
 
     def worth(self, samples: Tensor) -> Tensor:
         """Return for how many independent samples those of a stream count, on average."""
-        return design_effect(samples, self.correlation) if self.correlation else samples
+        if not self.correlation:
+            return samples
+        return design_effect(samples, torch.tensor(self.correlation))
 
     def excess(self, samples: int) -> Tensor | None:
         """Return what resemblance adds to the covariance of the mean of so many samples.
@@ -216,14 +218,15 @@ def intraclass_correlation(
     between = sizes @ np.square(means - rows.mean(0)) / (groups - 1)
     size = (count - np.square(sizes).sum() / count) / (groups - 1)
     total = between + (size - 1) * within
-    found = ((between - within) / np.maximum(total, 1e-300)).clip(0, 1)
+    found: Numbers = ((between - within) / np.maximum(total, 1e-300)).clip(0, 1)
     if rare is None:
         return found
     # The ratio of variances follows F, whose cube root is about normal (Paulson, 1942).
     root = np.cbrt(between / np.maximum(within, 1e-300))
     ours, theirs = 2 / (9 * (groups - 1)), 2 / (9 * (count - groups))
     normal = ((1 - theirs) * root - (1 - ours)) / np.sqrt(theirs * np.square(root) + ours)
-    return np.where(normal > -NormalDist().inv_cdf(rare), found, 0.0)
+    surely: Numbers = np.where(normal > -NormalDist().inv_cdf(rare), found, 0.0)
+    return surely
 
 
 def _sums(rows: Numbers, number: NDArray[np.int64]) -> Numbers:

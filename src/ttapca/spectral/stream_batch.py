@@ -182,13 +182,12 @@ class StreamBatch:
             chosen, known = own[counted[own]], self._conditions[number]
             condition_of[own] = state.latest
             if known is not None and len(chosen):
-                self._conditions[number], found, begun = conditions.told_apart(
-                    known, appearances[chosen]
-                )
+                known, found, begun = conditions.told_apart(known, appearances[chosen])
+                self._conditions[number] = known
                 condition_of[own], condition_of[chosen] = found[-1], found
                 self._latest[number] = int(found[-1])
                 self._begun |= {(number, condition) for condition in begun}
-                self.resemblance[number] = conditions.resemblance(self._conditions[number])
+                self.resemblance[number] = conditions.resemblance(known)
         # In the order of streams, each of which has a group even if the batch has none of its.
         keys = list(zip(streams.tolist(), condition_of.tolist(), strict=True))
         groups = sorted({*keys, *enumerate(self._latest)})
