@@ -1,8 +1,6 @@
 """Errors of HTTP: a status, a code for programs and a sentence for people.
 
-Every error leaves the service as `{"error": {"code": ..., "message": ...}}`. A message states the
-rule, what was found and the way out, as all errors of ttapca do; it never repeats a token or the
-content of an image.
+A message never repeats a token or the content of an image.
 """
 
 from __future__ import annotations
@@ -50,13 +48,7 @@ CODE_OF_ERROR: dict[type[TtapcaError], str] = {
 
 
 class HttpError(TtapcaError, ValueError):
-    """A request that is refused.
-
-    Args:
-        code: A word for programs; it stays the same when the message is improved.
-        message: For people.
-        retry_after: Seconds after which the same request may be answered.
-        headers: More headers of the answer.
+    """A request that is refused, by a code that stays the same if the message is improved.
 
     Example:
         >>> error = HttpError("too_many_requests", "Wait.", retry_after=0.2)

@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ttapca.serving.http_errors import HttpError, closing, http_error
-from ttapca.serving.request_log import LOGGER, RequestRecord, log_request
+from ttapca.serving.request_log import LOGGER, RequestRecord
 from ttapca.serving.service import Service
 
 API = "/v1/"
@@ -67,7 +67,7 @@ class ServiceMiddleware:
             record.route = getattr(scope.get("route"), "path", "other")
             record.seconds = time.perf_counter() - start
             self.service.metrics.finished(record)
-            log_request(record)
+            record.log()
 
     async def _answer(self, scope: Scope, headers: Headers, exchange: _Exchange) -> None:
         try:

@@ -93,7 +93,13 @@ def export_onnx(
         importlib.import_module(package)  # to miss it now rather than after the work
     check_option("streams", streams, Maybe(Whole(1)))
     check_option("images", images, Whole(1))
-    _check_tensors(model)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if tensor.device.type != "cpu" or (tensor.is_floating_point() and kind != "float32"):
+            raise OptionError(
+                f"Networks are exported from the CPU in float32; found `{name}` on "
+                f"{tensor.device.type} in {kind}. Convert the network: model.cpu().float()"
+            )
     shape = input_shape or image_shape(fitted)
     with evaluation_mode(model):
         network = StatefulNetwork(model, fitted, logits=logits)
@@ -103,16 +109,6 @@ def export_onnx(
             network.detach()
     replace_file(Path(path), content)
     return {BEFORE + name: shape for name, shape in network.state.items()}
-
-
-def _check_tensors(model: nn.Module) -> None:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        kind = str(tensor.dtype).removeprefix("torch.")
-        if tensor.device.type != "cpu" or (tensor.is_floating_point() and kind != "float32"):
-            raise OptionError(
-                f"Networks are exported from the CPU in float32; found `{name}` on "
-                f"{tensor.device.type} in {kind}. Convert the network: model.cpu().float()"
-            )
 
 
 def _written(
@@ -156,8 +152,7 @@ def _written(
 def _simplify(model: Any) -> None:
     """Fold constants and remove duplicates, as torch does with `optimize=True`.
 
-    Left out is its search for patterns of operations, which takes longer than all the rest, and
-    which runtimes do themselves.
+    Its search for patterns of operations takes longer than all the rest; runtimes do that.
     """
     from onnx_ir.passes import common
     from onnxscript import optimizer

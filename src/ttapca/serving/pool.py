@@ -1,11 +1,8 @@
 """`StreamPool`: many streams over one network, from many threads.
 
-Requests wait in a `RequestQueue`. One thread takes requests of different streams out of it, runs a
-pass for them and answers; so the requests of a stream are answered in order, and no stream waits
-for another one longer than a pass. The same thread switches, resets and restores streams between
-two passes.
-
-Records are in a `StreamCache`. Another thread writes changed ones to disk every few seconds.
+One thread takes requests of different streams out of a `RequestQueue`, runs a pass for them and
+answers; so the requests of a stream are answered in order. The same thread switches, resets and
+restores streams between two passes. Another one writes changed records to disk now and then.
 """
 
 from __future__ import annotations
@@ -220,19 +217,11 @@ class StreamPool:
     # Streams -----------------------------------------------------------------------------------
 
     def names(self, *, shifted: bool | None = None) -> list[str]:
-        """Return the names of streams, in memory or on disk, sorted.
-
-        Args:
-            shifted: Only those whose alarm is on, or only those whose alarm is off; None for all.
-        """
+        """Return the names of streams, in memory or on disk, sorted; or of (un)shifted ones."""
         return self._streams.names(shifted)
 
     def status(self, stream: str) -> StreamStatus:
-        """Return how a stream is.
-
-        Raises:
-            UnknownStreamError: There is no such stream.
-        """
+        """Return how a stream is; an unknown one is an `UnknownStreamError`."""
         return self._network.status(stream, self._streams.known(stream))
 
     def glance(self, stream: str) -> StreamGlance:
@@ -275,9 +264,9 @@ class StreamPool:
         self._between_passes(lambda: self._streams.drop(stream))
 
     def pictures(self, stream: str) -> tuple[Pixels, Pixels] | None:
-        """Return the last image of a stream before and after the filter, uint8, (height, width, 3).
+        """Return the last image of a stream before and after the filter, if it is a picture.
 
-        None if it is not kept, or is no picture.
+        Both are uint8, (height, width, 3).
         """
         last = self._streams.last_image(stream)
         return None if last is None else last.pictures()
@@ -334,17 +323,17 @@ class StreamPool:
 
     def _try_to_save(self) -> None:
         """Save, and go on after an error: a full disk may have room again later."""
+        failed = False
         try:
             self.save()
         except TtapcaError as error:
+            failed = True
             self._tell(self._observer.refused, type(error).__name__)
             if not self._unsaved:  # once, not at every attempt
                 LOGGER.error("streams stay in memory, as they cannot be saved: %s", error)
-            self._unsaved = True
-        else:
-            if self._unsaved:
-                LOGGER.info("streams are saved again")
-            self._unsaved = False
+        if self._unsaved and not failed:
+            LOGGER.info("streams are saved again")
+        self._unsaved = failed
 
     # Passes ----------------------------------------------------------------------------------
 
@@ -392,19 +381,15 @@ class StreamPool:
             if len(requests) > 1:
                 for each in requests:
                     self._answer([each])
-            else:
-                self._give_up(requests[0], error)
+            else:  # a stream that would have begun has not
+                self._streams.release(requests[0].reservation)
+                _settle(requests[0].answer, error)
             return
         seconds = time.perf_counter() - begun
         images = sum(len(each.images) for each in requests)
         self._tell(self._observer.passed, images, len(requests), seconds)
         for request, prediction in zip(requests, predictions, strict=True):
             self._finish(request, prediction)
-
-    def _give_up(self, request: Request, error: BaseException) -> None:
-        """Answer with an error; a stream that would have begun has not."""
-        self._streams.release(request.reservation)
-        _settle(request.answer, error)
 
     def _finish(self, request: Request, prediction: StreamPrediction) -> None:
         """Keep the record of a stream after a pass, and answer its request."""

@@ -1,7 +1,6 @@
 """One line for each request: for people, or as JSON for programs.
 
-A line holds the route, not the address that was asked for, and the names of token and stream; it
-never holds a token, a query or anything of an image.
+A line has the route instead of the address, and no token, query or anything of an image.
 """
 
 from __future__ import annotations
@@ -48,10 +47,9 @@ class RequestRecord:
             parts.append(f"{self.images} image{'s' * (self.images != 1)}")
         return f"{', '.join(parts)}  ({self.request})"
 
-
-def log_request(record: RequestRecord) -> None:
-    """Write the line of a request."""
-    LOGGER.info("%s", record.line(), extra={"request_record": record})
+    def log(self) -> None:
+        """Write the line."""
+        LOGGER.info("%s", self.line(), extra={"request_record": self})
 
 
 class JsonLines(logging.Formatter):

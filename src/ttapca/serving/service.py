@@ -45,13 +45,7 @@ class ServiceFacts:
 class Service:
     """A pool with the rules of a service: tokens, limits, decoding and measurements.
 
-    Args:
-        pool: Answers the requests. Its owner closes it.
-        facts: For `/v1/info`.
-        tokens: Of its clients; without any, all programs on this machine may use it.
-        limits: Of requests.
-        metrics: Counts requests; should also be the observer of the pool.
-        size: How pictures are brought to the network's size, as `ImageDecoder` takes it.
+    The owner of the pool closes it. `metrics` should also be the observer of the pool.
 
     Attributes:
         draining: Whether new requests are refused because the service is about to end.

@@ -63,10 +63,7 @@ class StreamCache:
             self._check_kind(store)
 
     def _check_kind(self, store: StreamStore) -> None:
-        """Read streams until one is whole: pools of one kind have written all of them.
-
-        A damaged one must not keep all others from going on.
-        """
+        """Read streams until one is whole: a damaged one must not keep the others from going on."""
         for name in sorted(self._known)[:LOOKED_AT]:
             try:
                 self._stored(name, store)
@@ -75,8 +72,7 @@ class StreamCache:
                 found = error
         raise SavedStreamError(
             f"A pool goes on with streams of its own network and filter; {store.path} keeps "
-            f"others. {found.__cause__} Use the network and filter that it was begun with, or "
-            "another file."
+            f"others. {found.__cause__} Use its own network and filter, or another file."
         ) from found
 
     def __len__(self) -> int:
@@ -99,20 +95,20 @@ class StreamCache:
         if self._store is None:
             most = min(most, self._limits.max_resident)
         with self._lock:
-            if name not in self._known and len(self._known) >= most:
+            new = name not in self._known
+            if new and len(self._known) >= most:
                 raise TooManyStreamsError(
                     f"There may be at most {most:,} streams, and there are; `{name}` would be one "
                     "more. Drop some that are over."
                 )
-            if name not in self._known and self._store is None and self._is_full():
+            if new and self._store is None and self._is_full():
                 raise TooManyStreamsError(
                     f"All streams may take {self._limits.max_memory:,} bytes, and they do; "
-                    f"`{name}` would be one more. Drop some that are over, or keep them in a "
-                    "`StreamStore`."
+                    f"`{name}` would be one more. Drop some, or keep them in a `StreamStore`."
                 )
             self.check_admission(name, admit)
             reservation = Reservation(name)
-            if name in self._reservations or name not in self._known:
+            if new or name in self._reservations:
                 self._reservations.setdefault(name, set()).add(reservation)
             self._known.add(name)
             return reservation

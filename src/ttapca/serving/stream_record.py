@@ -1,7 +1,7 @@
 """The record that a pool keeps of one stream, and its file.
 
-A record is never written into: a pass makes new ones, which replace the old ones when the pass is
-over. So every reader sees a whole record, and a pass that fails leaves no mark.
+A record is never written into, so every reader sees a whole one, and a pass that fails leaves no
+mark.
 """
 
 from __future__ import annotations
