@@ -1,12 +1,9 @@
-"""The base of all networks here: they take images in [0, 1], normalise them and return logits.
-
-The numbers of a normalisation are buffers outside the state dict, so published weights load name
-for name.
-"""
+"""The base of all networks here: they take images in [0, 1], normalise them and return logits."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,15 +132,11 @@ def normalisation_of(images: Images) -> Normalisation:
 
 
 class Normalise(nn.Module):
-    """The first layer of a network: it checks the shape of the images and normalises them.
-
-    Attributes:
-        any_size: Whether images may have another height and width than those of `input_shape`; None
-            if the network cannot take others.
-    """
+    """The first layer of a network: it checks the shape of the images and normalises them."""
 
     mean: Tensor
     std: Tensor
+    # Whether images may have another height and width; None if the network cannot take others.
     any_size: bool | None = None
 
     def __init__(self, normalisation: str | Normalisation, input_shape: Sequence[int]) -> None:
@@ -249,18 +242,24 @@ class NormalisedNetwork(nn.Module):
 
 @contextmanager
 def explained_shape(shape: tuple[int, ...]) -> Iterator[None]:
-    """Say that a network does not take images of this shape if it fails inside the block."""
+    """Say that a network does not take images of this shape if it fails on shapes in the block.
+
+    Any other error is a bug of the network, and goes on as it is.
+    """
     try:
         yield
-    except TtapcaError:
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:  # the shapes do not fit
-        if refused_memory(error) is not None:
+    except (RuntimeError, ValueError, IndexError) as error:
+        ours = isinstance(error, TtapcaError) or refused_memory(error) is not None
+        if ours or not _ABOUT_SHAPES.search(str(error)):
             raise
         raise ShapeError(
             f"The network cannot take images of shape {shape}: {error}. Give those that it takes, "
             "channels first, such as 3x224x224."
         ) from error
+
+
+# In what torch, numpy and Python say about tensors that do not fit each other.
+_ABOUT_SHAPES = re.compile(r"shape|size|dimension|channel|elements|unpack|\dD\b", re.IGNORECASE)
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
