@@ -245,9 +245,8 @@ def _required_normalisation(
     found = stated_normalisation(description)
     if found is None:
         raise OptionError(
-            f"{path} does not say what its network subtracts from images and divides them by, and "
-            "a wrong guess would only show as a worse accuracy. State it: normalisation "
-            f"{', '.join(NORMALISATIONS)}, or a mean and a std."
+            f"{path} does not say what its network subtracts from images and divides them by. "
+            f"State it: normalisation {', '.join(NORMALISATIONS)}, or a mean and a std."
         )
     try:
         return found.for_channels(channels)

@@ -1,7 +1,6 @@
 """Networks of other packages by name: `hf:NAME`, `timm:NAME`, and `package.module:factory`.
 
-Both packages are the user's: they are imported if such a name is used. Preprocessing is as the
-network's own files state it. Weights come from this machine already; nothing is downloaded.
+Preprocessing is as the network's own files state it. Weights are on this machine already.
 """
 
 from __future__ import annotations
@@ -56,11 +55,7 @@ PROCESSOR = Record(
 class HubNetwork(ImageNetwork):
     """A network of another package that takes images in [0, 1] and returns logits.
 
-    Attributes:
-        model: The network as its package makes it.
-        pictures: The size that pictures are to be read in:
-            `datasets.load(path, size=pictures.size, shorter_side=pictures.shorter_side)`.
-        class_names: The name of each class; empty if its package does not tell.
+    `pictures` is the size that pictures are to be read in; `class_names` is empty if unknown.
     """
 
     def __init__(
@@ -90,10 +85,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def load_from_hub(name: str, normalisation: str | Normalisation | None = None) -> HubNetwork:
-    """Load `hf:NAME`, where NAME may be a folder, or `timm:NAME`, in evaluation mode.
-
-    A normalisation that is given takes the place of the one that the network's files state.
-    """
+    """Load `hf:NAME`, where NAME may be a folder, or `timm:NAME`, in evaluation mode."""
     load = _from_transformers if name.startswith(TRANSFORMERS) else _from_timm
     stated = None if normalisation is None else find_normalisation(normalisation)
     return load(name.partition(":")[2], stated).eval()

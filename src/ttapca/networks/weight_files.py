@@ -1,11 +1,8 @@
 """Read weight files of any origin safely, and write our own.
 
-A checkpoint can be a program in disguise: pickle runs the functions that it names. Only tensors and
-plain containers are read here; a file that holds more is refused.
-
 `torch.load(weights_only=True)` runs no code from a file, but it believes the sizes in the file and
 calls some functions it considers harmless: thirty bytes can ask it for all the memory there is. So
-the pickle is first run by Python's own unpickler over stand-ins that make nothing and check every
+Python's own unpickler first runs the pickle over stand-ins that make nothing and check every
 request. Only then does torch read the file.
 """
 

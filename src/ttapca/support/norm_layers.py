@@ -1,8 +1,7 @@
 """BatchNorm, GroupNorm and LayerNorm layers: find them, and run them in parts.
 
-GroupNorm and LayerNorm over the last dimension normalise every sample by itself; they are called
-sample norms here, and are run without their own scale and shift, with channels in the second
-dimension, so that callers need not ask which of the two a layer is.
+GroupNorm and LayerNorm over the last dimension are called sample norms here; their values have the
+channels in the second dimension, so that callers need not ask which of the two a layer is.
 """
 
 from __future__ import annotations
@@ -68,9 +67,7 @@ SampleNorm = nn.GroupNorm | nn.LayerNorm
 def is_sample_norm(layer: nn.Module) -> TypeGuard[SampleNorm]:
     """Return whether a layer is a GroupNorm, or a LayerNorm over the last dimension.
 
-    A LayerNorm over several dimensions has no channels. A layer with a `forward` of its own may
-    have them somewhere else, as the `LayerNorm2d` of many networks, or do more than normalise, as
-    the `GroupNormAct` of timm.
+    A layer with a `forward` of its own may have its channels somewhere else, or do more.
     """
     if isinstance(layer, nn.GroupNorm):
         return type(layer).forward is nn.GroupNorm.forward
@@ -143,12 +140,6 @@ def make_gradients_safe(model: nn.Module, patches: Patches) -> None:
 
     On a CPU, torch's backward pass of GroupNorm crashes the process if images are laid out with
     channels last (seen in torch 2.13). So the layers get a contiguous copy.
-
-    Example:
-        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
-        >>> with safe_gradients(model):
-        ...     x = torch.rand(2, 3, 8, 8).to(memory_format=torch.channels_last)
-        ...     model(x).sum().backward()
     """
     for module in model.modules():
         if isinstance(module, nn.GroupNorm):

@@ -8,8 +8,7 @@ other kinds become such logits, and the logits that a method returns become outp
     multilabel    (batch, labels, ...)          the same for every label: (batch, 2, labels, ...)
     regression                                  there are no classes
 
-So a method for classes serves a single logit as it serves two, and one that takes predictions for
-every pixel serves labels as if they were pixels. Nothing else in the library knows of kinds.
+Nothing else in the library knows of kinds.
 """
 
 from __future__ import annotations

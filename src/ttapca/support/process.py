@@ -1,8 +1,7 @@
 """This process: the memory that it has and can get, and Ctrl-C.
 
 A container often allows less memory than the machine has. Linux says so in the files of the control
-group that the process belongs to: version 2 has one tree of groups, version 1 one for each
-resource. A limit holds for all groups below it, so each group up to the root is asked.
+groups of the process, in one tree (version 2) or one for each resource (version 1).
 """
 
 from __future__ import annotations
