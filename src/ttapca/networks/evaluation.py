@@ -217,8 +217,7 @@ def _predicted(logits: Tensor, read_as: Outputs, classes: int) -> tuple[Tensor, 
     if found.shape[-1] != classes or read_as.of_pixels(found):
         raise OptionError(
             f"The network must give one logit for each of the {classes} classes of the labels, or "
-            f"one for two of them; it gives {tuple(logits.shape[1:])} for each image. Choose the "
-            "data set or the network that fits the other."
+            f"one for two of them; it gives {tuple(logits.shape[1:])} for each image. Use others."
         )
     probabilities, entropies = found.softmax(1), softmax_entropy(found)
     if found.dim() == 3:

@@ -109,14 +109,12 @@ def _from_transformers(name: str, stated: Normalisation | None) -> HubNetwork:
         )
     except OSError as error:
         raise OptionError(
-            f"`{TRANSFORMERS}{name}` must be a folder, or in the cache of the Hugging Face hub, as "
-            f"nothing is downloaded here; it is neither: {_first_line(error)} Get it once with: hf "
-            f"download {name}"
+            f"`{TRANSFORMERS}{name}` must be a folder, or in the cache of the Hugging Face hub; it "
+            f"is neither: {_first_line(error)} Get it once with: hf download {name}"
         ) from error
     except (ValueError, RuntimeError, KeyError, ImportError) as error:
         raise CheckpointError(
-            f"`{TRANSFORMERS}{name}` must be a classifier of images that transformers knows; it "
-            f"said: {_first_line(error)}"
+            f"transformers must know `{TRANSFORMERS}{name}`; it said: {_first_line(error)}"
         ) from error
     processor = _processor(transformers, name)
     normalisation = stated or _stated_normalisation(processor, name)
@@ -157,9 +155,8 @@ def _stated_normalisation(processor: Mapping[str, Any], name: str) -> Normalisat
         mean, std = [0.0], [1.0]
     if mean is None or std is None:
         raise OptionError(
-            f"The files of `{TRANSFORMERS}{name}` do not say what is subtracted from images: they "
-            f"have no `image_mean` and `image_std` in {PROCESSOR_FILE}. State it: normalisation "
-            "imagenet, half, ..., or a mean and a std."
+            f"The files of `{TRANSFORMERS}{name}` have no `image_mean` and `image_std` in "
+            f"{PROCESSOR_FILE}. State it: normalisation imagenet, half, ..., or a mean and a std."
         )
     factor = processor.get("rescale_factor") or 1 / PIXELS
     scale = PIXELS * factor if processor.get("do_rescale") is not False else PIXELS
@@ -220,9 +217,8 @@ def _from_timm(name: str, stated: Normalisation | None) -> HubNetwork:
         repository = getattr(config, "hf_hub_id", None)
         by_hand = f"timm.create_model({name!r}, pretrained=True)"
         raise OptionError(
-            f"The weights of `{TIMM}{name}` must be on this machine, as nothing is downloaded "
-            "here; they are in no cache, neither of the Hugging Face hub nor of torch. Get them "
-            f"once with: {f'hf download {repository}' if repository else by_hand}"
+            f"The weights of `{TIMM}{name}` must be in a cache of the Hugging Face hub or torch; "
+            f"they are not. Get them with: {f'hf download {repository}' if repository else by_hand}"
         )
     model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay={"file": str(file)})
     own: Mapping[str, Any] = model.pretrained_cfg

@@ -204,9 +204,8 @@ class ImageNetwork(nn.Module):
         """
         if self.normalise.any_size is None:
             raise OptionError(
-                f"Networks that average over pixels before their classifier take images of any "
-                f"size; {type(self).__name__} takes those of {_times(self.input_shape)} only. "
-                "Resize the images, or choose another network."
+                f"{type(self).__name__} takes images of {_times(self.input_shape)} only: it does "
+                "not average over pixels. Resize the images, or choose another network."
             )
         self.normalise.any_size = True
 

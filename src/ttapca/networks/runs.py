@@ -159,8 +159,7 @@ def _restore(training: Training, path: Path, facts: dict[str, Any]) -> None:
             if before.get(name) != now.get(name):
                 raise OptionError(
                     f"{path.parent} holds a run with {name}={shown(before.get(name))}; found "
-                    f"{shown(now.get(name))}. Give the same options to go on with it, or "
-                    "another folder."
+                    f"{shown(now.get(name))}. Give the same options, or another folder."
                 )
     try:
         training.restore(tensors, history)

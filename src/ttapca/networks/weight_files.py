@@ -169,9 +169,8 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
     if not tensors:
         found = f"the keys {shown(list(named)[:5])}" if isinstance(content, Mapping) else "no dict"
         raise CheckpointError(
-            "A checkpoint is a state dict, bare or under "
-            f"{', '.join(f'`{name}`' for name in WRAPPERS)}; {path} holds {found}. Save "
-            "`model.state_dict()`."
+            f"A checkpoint is a state dict, bare or under `{'`, `'.join(WRAPPERS)}`; {path} holds "
+            f"{found}. Save `model.state_dict()`."
         )
     for name, tensor in tensors.items():
         dense = tensor.layout is torch.strided and tensor.device.type == "cpu"

@@ -170,9 +170,8 @@ class BatchedNetwork:
         if outputs.of_pixels(logits) or len(logits) != rows:
             shape = tuple(outputs.as_returned(logits).shape)
             raise LayerOutputError(
-                "A pool serves models that return logits of shape (images, classes), (images, "
-                f"labels) or (images,); found {shape} for {rows} images. Say where they are with "
-                "`logits=`."
+                "A pool serves models that return logits of shape (images, classes) or (images,); "
+                f"found {shape} for {rows} images. Say where they are with `logits=`."
             )
         if not all(each.seen for each in outcomes):
             raise LayerOutputError(

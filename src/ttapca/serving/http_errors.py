@@ -83,7 +83,5 @@ def http_error(error: Exception) -> HttpError | None:
 def closing() -> HttpError:
     """Return the error of a service that is about to end."""
     return HttpError(
-        "closing",
-        "The service is about to end and takes no new requests. Use another one, or wait until it "
-        "is back.",
+        "closing", "The service is about to end and takes no new requests. Wait until it is back."
     )

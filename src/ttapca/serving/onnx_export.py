@@ -205,10 +205,9 @@ def _explained() -> Iterator[None]:
             cause = cause.__cause__
         reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__).rstrip(".")
         raise ExportError(
-            "To be written as ONNX, a network must do the same operations whatever the images and "
-            f"however many they are; torch cannot write this one: {reason}. If it takes only some "
-            "numbers of images, fix them with `streams=` and `images=`. If not, serve it with "
-            "`ttapca.serving.StreamPool`, which runs any network."
+            "To be written as ONNX, a network must do the same operations for any images; torch "
+            f"cannot write this one: {reason}. Fix their number with `streams=` and `images=`, or "
+            "serve it with `ttapca.serving.StreamPool`, which runs any network."
         ) from error
 
 

@@ -85,8 +85,7 @@ class Service:
             raise HttpError(
                 "right_missing",
                 f"This needs the right{'s' * (len(rights) > 1)} {' and '.join(rights)}; the token "
-                f"`{token.name}` has {', '.join(sorted(token.rights))}. Use another token, or add "
-                "the right to it.",
+                f"`{token.name}` has {', '.join(sorted(token.rights))}. Use another one.",
             )
         return token
 

@@ -223,8 +223,7 @@ async def _picture(request: Request, name: str, place: int) -> Response:
         if pictures is None:
             raise HttpError(
                 "no_picture",
-                "A stream has pictures once it was sent images; this one was not since the "
-                "service was started.",
+                "A stream has pictures once it is sent images; this one was sent none of late.",
             )
         return api.png_bytes(pictures[place])
 

@@ -169,9 +169,8 @@ def classifier_features(caught: list[Any], samples: int) -> Tensor:
     if len(caught) != 1 or not isinstance(caught[0], Tensor) or len(caught[0]) != samples:
         calls = [tuple(getattr(value, "shape", ())) for value in caught]
         raise LayerOutputError(
-            "The classifier is called once in a forward pass, on one row of features for each of "
-            f"the {samples} samples; found calls on {calls}. Name the right layer with "
-            "`classifier=`."
+            "The classifier is called once in a pass, on one row of features for each of the "
+            f"{samples} samples; found calls on {calls}. Name the right layer with `classifier=`."
         )
     return at_least_float32(caught[0].flatten(1))
 

@@ -72,14 +72,12 @@ class Outputs:
         if kind == "regression" and reads in ("probabilities", "classes"):
             raise OptionError(
                 "This method looks at class probabilities; the outputs of a regression have none. "
-                "Choose one that takes any output, or leave "
-                '`outputs="regression"` out if the model predicts classes.'
+                "Choose one that takes any output, or leave `outputs=` out."
             )
         if kind == "multilabel" and reads == "classes":
             raise OptionError(
                 "This method is for classes that exclude each other; the labels of "
-                '`outputs="multilabel"` do not. Choose one that looks at each label by itself, or '
-                "one that takes any output."
+                '`outputs="multilabel"` do not. Choose one that takes labels, or any output.'
             )
         self.kind: OutputKind | None = kind
         self.find = find
@@ -176,9 +174,8 @@ def _no_logits(output: object) -> LayerOutputError:
 def _check(holds: bool, kind: OutputKind, rule: str, logits: Tensor) -> None:
     if not holds:
         raise LayerOutputError(
-            f'`outputs="{kind}"` needs {rule}; the model returns the shape '
-            f"{tuple(logits.shape)}. Say what its outputs are, one of "
-            f"{', '.join(get_args(OutputKind))}, or leave it to their shape."
+            f'`outputs="{kind}"` needs {rule}; the model returns the shape {tuple(logits.shape)}. '
+            f"Choose one of {', '.join(get_args(OutputKind))}, or leave it to their shape."
         )
 
 
@@ -199,8 +196,7 @@ def log_softmax(logits: Tensor) -> Tensor:
     if logits.shape[1] < 2:
         raise LayerOutputError(
             "A method that lowers entropy needs logits of two classes or more; the model returns "
-            f"{logits.shape[1]}, and the softmax of one logit is always 1. Return two, whose "
-            "softmax is a sigmoid: torch.cat([torch.zeros_like(z), z], 1). An adapter does so by "
-            "itself; see `ttapca.support.outputs`."
+            f"{logits.shape[1]}, and the softmax of one logit is always 1. Return two, as an "
+            "adapter does: torch.cat([torch.zeros_like(z), z], 1)."
         )
     return logits.log_softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
