@@ -97,12 +97,6 @@ def write_artifact(
 
     `content` is anything that can be pickled. `parts` are artifacts of objects within it, by their
     `id`: only their names are written. Lists, dicts and the like cannot be parts.
-
-    Example:
-        >>> import tempfile
-        >>> artifact = write_artifact({"odd": np.arange(3)}, Path(tempfile.mkdtemp()), "numbers")
-        >>> artifact.open()
-        {'odd': array([0, 1, 2])}
     """
     unfinished = folder / "unfinished"
     with writing(folder):
@@ -141,10 +135,7 @@ def forget(artifact: Artifact[Any]) -> None:
 
 
 def _pickling(parts: Mapping[int, Artifact[Any]]) -> types.ModuleType:
-    """Return the pickle module for `torch.save`: arrays become tensors, which torch maps.
-
-    Functions and classes of a script or a notebook are written by value.
-    """
+    """Return a pickle module that writes arrays as tensors, which torch maps, and code by value."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]

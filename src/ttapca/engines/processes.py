@@ -95,10 +95,7 @@ class JoblibEngine:
 
 
 class _Process:
-    """One worker process, which is started again if it dies.
-
-    A loky executor of several processes ends all of them if one dies; so each has one process.
-    """
+    """One worker process; a loky executor of several ends all of them if one dies."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads

@@ -53,10 +53,7 @@ PROCESSOR = Record(
 
 
 class HubNetwork(ImageNetwork):
-    """A network of another package that takes images in [0, 1] and returns logits.
-
-    `pictures` is the size that pictures are to be read in; `class_names` is empty if unknown.
-    """
+    """A network of another package; `pictures` is the size that pictures are to be read in."""
 
     def __init__(
         self,

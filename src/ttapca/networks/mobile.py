@@ -89,10 +89,7 @@ def mobilenet_v2(channels: int, classes: int) -> dict[str, nn.Module]:
 
 
 class SamePadding(nn.Module):
-    """Pads as TensorFlow does, so that a convolution returns a stride-th of the pixels, rounded up.
-
-    An odd pixel goes to the right and to the bottom.
-    """
+    """Pads as TensorFlow does: an odd pixel goes to the right and to the bottom."""
 
     def __init__(self, kernel: int, stride: int) -> None:
         super().__init__()

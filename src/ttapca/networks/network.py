@@ -211,18 +211,7 @@ class ImageNetwork(nn.Module):
 
 
 class NormalisedNetwork(nn.Module):
-    """Takes images in [0, 1] for a network of your own that needs normalised ones.
-
-    Its layers get `model.` in front of their names.
-
-    Attributes:
-        model: The network as the factory made it.
-
-    Example:
-        >>> network = NormalisedNetwork(nn.Identity(), Normalisation((0.5,), (0.25,)))
-        >>> network(torch.ones(1, 1, 1, 2))
-        tensor([[[[2., 2.]]]])
-    """
+    """Takes images in [0, 1] for a network of your own, `model`, that needs normalised ones."""
 
     mean: Tensor
     std: Tensor
@@ -287,10 +276,7 @@ def looks_untrained(network: nn.Module) -> bool:
 
 
 def settings_beside_weights(network: nn.Module) -> list[str]:
-    """Return the unusual settings that change predictions and are in no tensor of a network.
-
-    They are the `eps` of norms, and a stride in the first 1x1 convolution of a bottleneck.
-    """
+    """Return unusual settings that are in no tensor: `eps` of norms, strides of bottlenecks."""
     settings = []
     for name, module in network.named_modules():
         if isinstance(module, NORMS) and module.eps != DEFAULT_EPS:

@@ -54,10 +54,7 @@ def convolved_shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions, each followed by BatchNorm, and a shortcut around both.
-
-    With `zero_shortcut` it adds channels of zeros, as in the paper; otherwise it has weights.
-    """
+    """Two 3x3 convolutions with BatchNorm, and a shortcut, which adds zeros or has weights."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, zero_shortcut: bool = False) -> None:
         super().__init__()

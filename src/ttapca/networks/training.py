@@ -120,10 +120,7 @@ class TrainingOptions:
 
 
 def augment(images: Tensor, options: TrainingOptions, generator: torch.Generator) -> Tensor:
-    """Crop, mirror and blank parts of images at random, as `padding`, `flip` and `cutout` say.
-
-    Images and result are uint8, (batch, channels, height, width).
-    """
+    """Crop, mirror and blank parts of images, uint8 (batch, channels, height, width), at random."""
     batch, _, height, width = images.shape
     rows, columns = torch.arange(height), torch.arange(width)
     if options.padding or options.flip:

@@ -83,10 +83,7 @@ class WeightFile:
         return self.named_like(None)
 
     def named_like(self, wanted: Collection[str] | None) -> dict[str, Tensor]:
-        """Return the weights by the names of a network, which may have such prefixes itself.
-
-        Prefixes are removed one by one until the wanted names are there; all of them for None.
-        """
+        """Return the weights without the prefixes that the wanted names lack; None wants none."""
         found = self.stored
         while wanted is None or not found.keys() >= set(wanted):
             shorter: dict[str, Tensor] = {}
@@ -109,10 +106,6 @@ def read_weights(path: Path) -> WeightFile:
 
     The weights may be bare or under `state_dict`, `model_state_dict`, `net` or `model`, and their
     names may have the prefixes `module.`, `model.` and `_orig_mod.`. No code in the file is run.
-
-    Raises:
-        CheckpointError: The file is missing, cut short or unsafe, its description is invalid, or
-            it holds no weights or weights that are not finite.
 
     Example:
         >>> import tempfile
@@ -326,10 +319,7 @@ def _push_container(unpickler: Any) -> None:
 
 
 class _Inspector(pickle._Unpickler):  # the one in Python: its instructions can be replaced
-    """Follow a pickle without making its objects, and compare its sizes with the file.
-
-    `records` has the bytes of each storage by name, if the file has a directory.
-    """
+    """Follow a pickle without making its objects, and compare its sizes with file and `records`."""
 
     def __init__(self, content: bytes, size: int, records: Mapping[str, int] | None = None) -> None:
         super().__init__(io.BytesIO(content), encoding="utf-8")

@@ -67,15 +67,7 @@ def answer_facts(
 def predicted(
     logits: Tensor, classes: Sequence[str], outputs: OutputKind = "multiclass"
 ) -> list[dict[str, Any]]:
-    """Return a `Prediction` for each row of logits.
-
-    Example:
-        >>> import torch
-        >>> predicted(torch.tensor([[0.0, 100.0]]), ("cat", "dog"))
-        [{'class': 1, 'name': 'dog', 'probability': 1.0}]
-        >>> predicted(torch.tensor([-100.0]), ("calm", "alarm"), "binary")
-        [{'class': 0, 'name': 'calm', 'probability': 1.0}]
-    """
+    """Return a `Prediction` for each row of logits."""
     probabilities = Outputs(outputs, reads="probabilities")(logits).softmax(dim=1)
 
     def likely(number: int, probability: float) -> dict[str, Any]:

@@ -42,14 +42,8 @@ class FilteredImage(NamedTuple):
     def pictures(self) -> tuple[Pixels, Pixels] | None:
         """Return the image before and after the filter, uint8, (height, width, 3), if there is one.
 
-        A network normalises each channel before its first layer, and the filter sees that. The
-        way back to pixels is found from the image itself, by least squares for each channel.
-
-        Example:
-            >>> image = torch.rand(3, 4, 4)
-            >>> before, after = FilteredImage(image, 2 * image - 1, 2 * image - 1).pictures()
-            >>> bool((before == after).all()), before.shape
-            (True, (4, 4, 3))
+        The filter sees normalised images. The way back to pixels is found from the image itself, by
+        least squares for each channel.
         """
         if self.image.dim() != 3 or self.image.shape[0] not in (1, 3):
             return None
@@ -91,10 +85,7 @@ COPIES: dict[Mode, tuple[Copy, ...]] = {
 
 
 class BatchedNetwork:
-    """A network that adapts to many streams by `wiener`; one thread at a time may call it.
-
-    A stream gets the answers that `ttapca.adapt(model, method)` gives to it alone.
-    """
+    """A network that adapts to many streams as `wiener` does; one thread at a time may call it."""
 
     def __init__(
         self,

@@ -43,13 +43,7 @@ logging.getLogger(FormParser.__module__).addHandler(logging.NullHandler())
 
 @dataclass(frozen=True)
 class ImageDecoder:
-    """Turns bodies of requests into images of one network.
-
-    Example:
-        >>> body = b'{"images": [[[[0, 128], [255, 0]]]], "scale": 255}'
-        >>> ImageDecoder((1, 2, 2)).images("application/json", body).shape
-        torch.Size([1, 1, 2, 2])
-    """
+    """Turns bodies of requests into images of one network."""
 
     shape: tuple[int, ...]  # of one image as the network takes it: (channels, height, width)
     limits: RequestLimits = field(default_factory=RequestLimits)

@@ -194,10 +194,7 @@ class FedStream:
 
 
 class Feeder:
-    """Feeds streams from the moment it is entered until all schedules are over or it is left.
-
-    `textures` is the folder with the photographs of frost, for large images.
-    """
+    """Feeds streams from the moment it is entered until all schedules are over or it is left."""
 
     def __init__(
         self,

@@ -47,13 +47,7 @@ CODE_OF_ERROR: dict[type[TtapcaError], str] = {
 
 
 class HttpError(TtapcaError, ValueError):
-    """A request that is refused, by a code that stays the same if the message is improved.
-
-    Example:
-        >>> error = HttpError("busy", "Wait.")
-        >>> error.status, error.headers
-        (503, {'Retry-After': '1'})
-    """
+    """A request that is refused, by a code that stays the same if the message is improved."""
 
     def __init__(
         self, code: str, message: str, *, headers: Mapping[str, str] | None = None

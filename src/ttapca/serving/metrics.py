@@ -50,10 +50,7 @@ STREAM_SERIES = {
 
 
 class StreamSeries(Collector):
-    """Series of the `MOST_STREAMS` streams that were used last; the others are counted.
-
-    An answer costs it one entry; the rest is computed when Prometheus asks.
-    """
+    """Series of the `MOST_STREAMS` streams that were used last; the others are counted."""
 
     def __init__(self) -> None:
         self.pool: StreamPool | None = None
@@ -92,10 +89,7 @@ class StreamSeries(Collector):
 
 
 class Metrics(PoolObserver):
-    """All series of a service, in a registry of its own.
-
-    Pass it to the pool as `observer=` and to the service, which makes it `watch` the pool.
-    """
+    """All series of a service, in a registry of its own; it is the observer of a pool."""
 
     def __init__(self, model: str = "", version: str = "") -> None:
         self.registry = CollectorRegistry()

@@ -150,10 +150,7 @@ def _written(
 
 
 def _simplify(model: Any) -> None:
-    """Fold constants and remove duplicates, as torch does with `optimize=True`.
-
-    Its search for patterns of operations takes longer than all the rest; runtimes do that.
-    """
+    """Do as torch with `optimize=True`, without its slow search for patterns."""
     from onnx_ir.passes import common
     from onnxscript import optimizer
 

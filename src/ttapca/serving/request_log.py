@@ -104,10 +104,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 @contextmanager
 def logging_to(stream: TextIO, *, as_json: bool) -> Iterator[None]:
-    """Write the lines of this service and the warnings of uvicorn while the block runs.
-
-    The end waits a moment for the last lines; without a reader they are lost.
-    """
+    """Write the lines of this service and the warnings of uvicorn while the block runs."""
     handler = _Queue(queue.SimpleQueue())
     formatter = JsonLines() if as_json else logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
 

@@ -45,11 +45,8 @@ class ServiceFacts:
 class Service:
     """A pool with the rules of a service: tokens, limits, decoding and measurements.
 
-    The owner of the pool closes it. `metrics` should also be the observer of the pool.
-
-    Attributes:
-        draining: Whether new requests are refused because the service is about to end.
-        running: How many requests are worked on.
+    The owner of the pool closes it. `draining` says that new requests are refused, because the
+    service is about to end; `running` is the number of requests that are worked on.
     """
 
     def __init__(

@@ -27,10 +27,7 @@ UNUSED = ("outliers", "latest", "implausible", "alarm", "conditions", "spectra.0
 
 
 class TracedBatch(StreamBatch):
-    """A batch with `each` images of all streams, whose states are tables with a row for each.
-
-    The tables have the names of `leaves`, and `empty` is the state of a new stream.
-    """
+    """A batch with `each` images of all streams, whose states are tables with a row for each."""
 
     traced = True
 
@@ -112,10 +109,7 @@ class TracedBatch(StreamBatch):
 
 
 class StatefulNetwork(nn.Module):
-    """Predicts images of some streams, given the state of each stream.
-
-    It adapts by `wiener` with one condition for each stream. A stream with an image that is not
-    finite keeps its state, and its shift. The filter is on the model until `detach` is called.
+    """Predicts images of some streams, given the state of each; `wiener` with one condition.
 
     `state` has the shape of each part of a stream's state, by the names that files of streams have.
     A new stream has zeros. A single number has the shape (1,), since some runtimes, such as Triton,
@@ -127,8 +121,7 @@ class StatefulNetwork(nn.Module):
         >>> source = torch.rand(100, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         >>> network = StatefulNetwork(model, ttapca.fit(model, "0", source))
         >>> state = [torch.zeros(2, *shape) for shape in network.state.values()]
-        >>> images = torch.stack([source[:1], 3 * source[:1]])  # one of each of two streams
-        >>> logits, shift, *state = network(images, *state)
+        >>> logits, shift, *state = network(source[:2, None], *state)
         >>> logits.shape, shift.shape, state[0].tolist()
         (torch.Size([2, 1, 3]), torch.Size([2, 1]), [[1.0], [1.0]])
     """
@@ -159,8 +152,7 @@ class StatefulNetwork(nn.Module):
     def forward(self, images: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """Return logits, (streams, images, classes), shifts, (streams, 1), and the next state.
 
-        Images have the shape (streams, images, *shape); the parts of the state are those that
-        `self.state` names, each of shape (streams, *shape).
+        Images have the shape (streams, images, *shape); parts of the state (streams, *shape).
         """
         before = dict(zip(self.state, state, strict=True))
         tables = before | {name: before[name].squeeze(1) for name in self._numbers}

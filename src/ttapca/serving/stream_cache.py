@@ -31,10 +31,7 @@ class Reservation:
 
 
 class StreamCache:
-    """Records by the names of their streams; any thread may call it.
-
-    Without a store, records are in memory only. Files of another kind than the pool's are refused.
-    """
+    """Records by the names of their streams; any thread may call it."""
 
     def __init__(
         self,
@@ -201,10 +198,9 @@ class StreamCache:
             self._images.pop(name, None)
 
     def make_room(self, coming: int, save: Callable[[], None]) -> None:
-        """Evict the streams that were not used for longest, if there would be too many.
+        """Evict the streams that were not used for longest, if `coming` more would be too many.
 
-        `coming` streams are about to be used. `save` saves and survives errors: an unsaved record
-        stays in memory.
+        `save` saves and survives errors: an unsaved record stays in memory.
         """
         most = self._limits.max_resident
         fits = len(self._records) + coming <= most and not self._is_full()

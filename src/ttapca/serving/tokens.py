@@ -56,11 +56,7 @@ WAYS = ("hash", "secret_env", "secret_file")
 
 @dataclass(frozen=True)
 class Token:
-    """The facts of one token, without its secret.
-
-    The right `read` looks at streams, `predict` sends images, `control` switches, resets, loads and
-    deletes streams; `all` does so with the streams of every token, by their full names.
-    """
+    """The facts of one token, without its secret. Rights are explained in `docs/production.md`."""
 
     name: str  # the first part of the names of its streams
     digest: bytes = field(repr=False)  # SHA-256 of the secret

@@ -101,10 +101,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def queued(lock: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Wait until no other process is inside a block with the same lock, a file that stays.
-
-    `waiting` is called once with the name of the process that is waited for.
-    """
+    """Wait until no other process holds this lock, a file; `waiting` is told which one does."""
     if sys.platform == "win32":
         yield
         return
@@ -128,19 +125,10 @@ def queued(lock: Path, waiting: Callable[[str], None] | None = None) -> Iterator
 def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
     """Yield a folder to fill, and move it to `target` when the block ends.
 
-    If the block fails, the unfinished folder is removed. Processes that write to one place take
-    turns. One that is killed leaves either the old folder or the new one, complete: at `target`, or
-    beside it, from where `recover` puts it back. The next process removes all other leftovers.
-
-    The folder that was there before is kept under the name of `spare_name`, if `keep_old` says so.
-
-    Example:
-        >>> import tempfile
-        >>> target = Path(tempfile.mkdtemp()) / "data"
-        >>> with staged_folder(target) as folder:
-        ...     _ = (folder / "a").write_text("all of it")
-        >>> (target / "a").read_text()
-        'all of it'
+    Processes that write to one place take turns. One that is killed leaves either the old folder or
+    the new one, complete: at `target`, or beside it, from where `recover` puts it back. The next
+    process removes all other leftovers. With `keep_old`, the folder that was there gets another
+    name (`spare_name`).
     """
     with writing(target), _turn_at(target) as alone:
         _recover(target)
@@ -283,8 +271,7 @@ def _remove(path: Path) -> None:
 def replace_file(target: Path, content: bytes) -> None:
     """Write a file in one step: readers find either the old one or the new one.
 
-    If several processes write the same file, the last one's stays. A link stays a link, to the new
-    file. A device or a pipe, such as `/dev/stdout`, is written to.
+    A link stays a link, to the new file. A device or a pipe, as `/dev/stdout`, is written to.
     """
     with writing(target):
         if target.exists() and not target.is_file():  # a file in its place would destroy it

@@ -33,10 +33,6 @@ def arguments_in(batch: Any, model: nn.Module) -> tuple[Any, ...] | dict[str, An
 
     Of a tuple or a list the first element is taken, as the others are labels. Of a dict those
     entries are taken that the model has arguments for, without labels; or else the images.
-
-    Example:
-        >>> arguments_in({"input": 1, "labels": 2}, nn.Linear(2, 2))
-        {'input': 1}
     """
     if isinstance(batch, (tuple, list)):
         if not batch or not isinstance(batch[0], Mapping):
@@ -144,10 +140,7 @@ def map_first_tensor(
 
 
 def mirror_images(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:
-    """Return arguments with left and right of the images exchanged; None if there are no images.
-
-    The images are the first floating-point tensor of shape (batch, channels, height, width).
-    """
+    """Return arguments with left and right of images, (n, c, h, w), exchanged, if there are any."""
     return _map_first(lambda images: images.flip(-1), args, kwargs, dim=4)
 
 
@@ -163,16 +156,7 @@ def mirror_back(logits: Tensor) -> Tensor | None:
 
 @contextmanager
 def explained_inputs(inputs: Iterable[Any]) -> Iterator[None]:
-    """Explain what is wrong with a model's inputs if the model, run inside the block, fails.
-
-    Nothing is refused before: a model may take anything.
-
-    Example:
-        >>> with explained_inputs([[1.0, 2.0]]):
-        ...     nn.Linear(2, 1)([1.0, 2.0])
-        Traceback (most recent call last):
-        ttapca.errors.InputTypeError: A model takes tensors; found a list...
-    """
+    """Explain what is wrong with a model's inputs if the model, run inside the block, fails."""
     given = list(inputs)
     try:
         yield

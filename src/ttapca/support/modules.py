@@ -130,10 +130,7 @@ def find_layer(model: nn.Module, path: str) -> nn.Module:
 
 
 def core_of(model: nn.Module) -> tuple[str, nn.Module]:
-    """Return the prefix that wrappers give to paths of layers, and the network inside of them.
-
-    A wrapper holds a network as `model`, `module` or `_orig_mod`, and no parameters beside it.
-    """
+    """Return the prefix that wrappers give to paths of layers, and the network inside of them."""
     prefix = ""
     while True:
         for name in WRAPPED:
@@ -190,10 +187,7 @@ class _Reached(Exception):  # noqa: N818 - a signal, not an error
 
 @contextmanager
 def stopped_at(layer: nn.Module, *, before: bool = False) -> Iterator[list[Any]]:
-    """Collect a layer's output and leave the block: the layers after it are not computed.
-
-    With `before`, collect its first input instead, and do not compute the layer either.
-    """
+    """Collect a layer's output, or first input, and leave the block: later layers do not run."""
     caught: list[Any] = []
 
     def catch(value: Any) -> None:

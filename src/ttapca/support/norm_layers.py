@@ -118,8 +118,7 @@ def call_every_layer(
 ) -> None:
     """Make a model call these layers while a surface is enabled, by patches that are added.
 
-    In evaluation mode and without gradients, `nn.TransformerEncoderLayer` computes everything in
-    one function of torch and never calls its LayerNorm layers.
+    Without gradients, `nn.TransformerEncoderLayer` never calls its LayerNorm layers.
     """
     wanted = {id(layer) for layer in layers}
     for module in model.modules():
@@ -136,11 +135,7 @@ class _Contiguous(Wrapper):
 
 
 def make_gradients_safe(model: nn.Module, patches: Patches) -> None:
-    """Make gradients through GroupNorm safe, by patches that are added to others.
-
-    On a CPU, torch's backward pass of GroupNorm crashes the process if images are laid out with
-    channels last (seen in torch 2.13). So the layers get a contiguous copy.
-    """
+    """Make gradients of GroupNorm safe: on a CPU channels last would crash torch (seen in 2.13)."""
     for module in model.modules():
         if isinstance(module, nn.GroupNorm):
             patches.wrap(module, _Contiguous())

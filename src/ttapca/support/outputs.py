@@ -36,16 +36,8 @@ FindLogits = Callable[[Any], Tensor]
 class Outputs:
     """Reads what a model returns as logits of classes, and writes such logits as it returns them.
 
-    Args:
-        kind: What the outputs mean. By default one logit is `binary`, and more are `multiclass`.
-        find: Finds the logits in what the model returns; by default it returns nothing else.
-        reads: What they are read as.
-
-    Attributes:
-        found: The kind as which the last outputs were read.
-
-    Raises:
-        OptionError: An option makes no sense, or outputs of this kind cannot be read so.
+    `find` finds the logits in what the model returns; by default it returns nothing else. `found`
+    is the kind as which the last outputs were read.
 
     Example:
         >>> outputs = Outputs(reads="probabilities")
@@ -186,11 +178,7 @@ def softmax_entropy(logits: Tensor) -> Tensor:
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Return the log probabilities of logits, shape (batch, classes, ...), in float32 at least.
-
-    Raises:
-        LayerOutputError: This is not a tensor with two classes or more.
-    """
+    """Return the log probabilities of logits, shape (batch, classes, ...), in float32 at least."""
     if not isinstance(logits, Tensor) or logits.dim() < 2:
         raise _no_logits(logits)
     if logits.shape[1] < 2:

@@ -18,10 +18,7 @@ PROC = Path("/proc")
 
 
 def available_memory(cgroups: Path = CGROUPS, proc: Path = PROC) -> int | None:
-    """Return how many bytes this process can still get; None if the system does not tell.
-
-    Memory that only caches files counts as free. Both arguments are for tests.
-    """
+    """Return how many bytes this process can still get, with caches; None if that is unknown."""
     limits = list(_group_limits(cgroups, proc))
     with suppress(OSError, ValueError, IndexError):
         lines = (proc / "meminfo").read_text().splitlines()
@@ -49,11 +46,7 @@ def forget_peak_memory() -> None:
 
 
 def _of_this_process(entry: str) -> int:
-    """Return bytes by Linux's own count; elsewhere the peak, and 0 on Windows, which tells none.
-
-    `getrusage` is used only if there is no other way: on Linux it starts with the peak of the
-    parent process.
-    """
+    """Return bytes by Linux's own count; elsewhere the peak, which a child would inherit there."""
     with suppress(OSError, ValueError, IndexError):
         for line in (PROC / "self" / "status").read_text().splitlines():
             if line.startswith(entry):

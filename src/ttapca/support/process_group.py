@@ -21,10 +21,7 @@ def several_ranks() -> bool:
 
 
 class ProcessGroup:
-    """All ranks of the job, in a group of their own, apart from the messages of other groups.
-
-    It uses gloo, whatever the job's own backend is: its messages lie in the memory of the CPU.
-    """
+    """All ranks of the job, in a group of their own, with messages in the memory of the CPU."""
 
     def __init__(self) -> None:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()

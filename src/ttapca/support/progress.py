@@ -71,8 +71,7 @@ class Counted(Generic[StepOf]):
 class Steps:
     """Wraps the batches of a loop, as `tqdm` does, and tells a reporter about each.
 
-    `total` is the number of batches of all loops together, by default that of the loops so far;
-    `done` batches were done before.
+    `total` counts the batches of all loops, `done` those of earlier runs.
 
     Example:
         >>> sum(Steps(Silent(), "adding")([1, 2, 3]))

@@ -72,11 +72,6 @@ class TensorCache(Generic[Made]):
     """Keeps a value computed from some tensors, as long as these stay as they are.
 
     Copies and pickles start empty.
-
-    Example:
-        >>> lengths, weight = TensorCache[float](), torch.tensor([3.0, 4.0])
-        >>> lengths.get([weight], lambda: float(weight.norm()))
-        5.0
     """
 
     def __init__(self) -> None:

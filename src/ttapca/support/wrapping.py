@@ -72,10 +72,7 @@ class WrappedForward:
 
 
 class EvaluationMode(Wrapper):
-    """Keeps modules in evaluation mode: after `train()`, BatchNorm would write into its buffers.
-
-    `owner` put this on a model; `ttapca.detach` finds it here.
-    """
+    """Keeps modules in evaluation mode, also after `train()`; `owner` put this on a model."""
 
     def __init__(self, modules: list[nn.Module], owner: object) -> None:
         self._modules, self.owner = modules, owner
@@ -133,10 +130,7 @@ class Patches:
     def hook_input(
         self, module: nn.Module, hook: Callable[..., Any], *, first: bool = False
     ) -> None:
-        """Call `hook(module, args, kwargs)` before a module, and before its other hooks if `first`.
-
-        The hook returns other arguments, or None.
-        """
+        """Call `hook(module, args, kwargs)` before a module; it may return other arguments."""
         self._noted.append((module, hook))
         module.register_forward_pre_hook(hook, prepend=first, with_kwargs=True)
 
