@@ -148,9 +148,7 @@ def packaged() -> dict[str, Path]:
 
 
 def packaged_filters() -> dict[str, Path]:
-    """Return the filters that ship with packaged networks: names of networks, and folders.
-
-    `ttapca.load` reads such a folder.
+    """Return the filters that ship with packaged networks, for `ttapca.load`: names and folders.
 
     Example:
         >>> import ttapca

@@ -1,7 +1,4 @@
-"""The JSON of the API: how answers are made, and how `/openapi.json` describes them.
-
-Answers are not built from the models, which would cost time at every request; tests compare them.
-"""
+"""The JSON of the API, as answers have it (without models: these take time) and as OpenAPI."""
 
 from __future__ import annotations
 

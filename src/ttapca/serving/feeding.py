@@ -266,8 +266,10 @@ class Feeder:
                 chosen = np.array(list(itertools.islice(rows, min(left, self.pace.batch))))
                 pixels = np.ascontiguousarray(self.images.images[chosen])
                 if step.corruption != CLEAN:
-                    options = {"indices": chosen, "textures": self.textures}
-                    pixels = corrupt_any_size(pixels, step.corruption, step.severity, **options)
+                    kind, textures = step.corruption, self.textures
+                    pixels = corrupt_any_size(
+                        pixels, kind, step.severity, indices=chosen, textures=textures
+                    )
                 if self._stop.wait(max(0.0, due - time.monotonic())):
                     return
                 stream.count(step, self.images.labels[chosen], client.predict(plan.name, pixels))

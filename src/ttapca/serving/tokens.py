@@ -1,12 +1,8 @@
-"""Tokens of clients: their rights, quotas and streams.
-
-A file of tokens is TOML, as `docs/production.md` describes it. It holds no secret, only the SHA-256
-of one or where to find it.
+"""Tokens of clients, from a file that `docs/production.md` describes: their rights and streams.
 
 Streams belong to the token that names them: `camera-7` of `shop` is the stream `shop.camera-7` of
 the pool. Names of tokens have no dot, so no token can name a stream of another, and no answer
-tells it whether another has such a stream. The right `all` lifts this: its holder uses the full
-names, `shop.camera-7`.
+tells it whether another has such a stream. A holder of the right `all` uses the full names.
 """
 
 from __future__ import annotations

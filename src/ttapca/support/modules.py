@@ -59,7 +59,8 @@ class LayerPaths:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.layers = {name: module for name, module in model.named_modules() if name}
+        named = model.named_modules()
+        self.layers: dict[str, nn.Module] = {name: module for name, module in named if name}
         self._model = model
 
     def find(self, path: str) -> str:
