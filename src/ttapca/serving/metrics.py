@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -95,46 +96,28 @@ class Metrics(PoolObserver):
         self.registry = CollectorRegistry()
         self.streams = StreamSeries()
         self.registry.register(self.streams)
-        self._gauge("ttapca_service_info", "Always 1", "model", "version").labels(
-            model, version
-        ).set(1)
-        self._gauge("ttapca_resident_bytes", "Memory of the process that is in use").set_function(
-            resident_memory
-        )
-        self._requests = self._counter(
-            "ttapca_requests", "Requests by route and class of status", "method", "route", "status"
-        )
-        self._refused = self._counter("ttapca_refused", "Requests that were refused", "code")
-        self._images = self._counter(
-            "ttapca_images", "Images by mode, and whether a filter changed them", "mode", "adapted"
-        )
-        self._differ = self._counter(
-            "ttapca_shadow_differ", "Images in shadow mode that would get another class"
-        )
-        self._seconds = self._histogram(
-            "ttapca_request_seconds", "From the head of a request to the end of its answer", "route"
-        )
-        self._waited = self._histogram(
-            "ttapca_queue_seconds", "How long images waited, in the queue and in the pass"
-        )
-        self._pass_seconds = self._histogram("ttapca_pass_seconds", "Time of a forward pass")
-        self._pass_images = self._histogram(
-            "ttapca_pass_images", "Images of a forward pass", buckets=COUNTS
-        )
-        self._pass_streams = self._histogram(
-            "ttapca_pass_streams", "Streams of a forward pass", buckets=COUNTS
-        )
-
-    def _gauge(self, name: str, words: str, *labels: str) -> Gauge:
-        return Gauge(name, words, labels, registry=self.registry)
-
-    def _counter(self, name: str, words: str, *labels: str) -> Counter:
-        return Counter(name, words, labels, registry=self.registry)
-
-    def _histogram(
-        self, name: str, words: str, *labels: str, buckets: tuple[float, ...] = SECONDS
-    ) -> Histogram:
-        return Histogram(name, words, labels, registry=self.registry, buckets=buckets)
+        gauge = partial(Gauge, registry=self.registry)
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry, buckets=SECONDS)
+        info = gauge("ttapca_service_info", "Always 1", ("model", "version"))
+        info.labels(model, version).set(1)
+        memory = gauge("ttapca_resident_bytes", "Memory of the process that is in use")
+        memory.set_function(resident_memory)
+        labels = ("method", "route", "status")
+        self._requests = counter("ttapca_requests", "Requests by route and class of status", labels)
+        self._refused = counter("ttapca_refused", "Requests that were refused", ("code",))
+        words = "Images by mode, and whether a filter changed them"
+        self._images = counter("ttapca_images", words, ("mode", "adapted"))
+        words = "Images in shadow mode that would get another class"
+        self._differ = counter("ttapca_shadow_differ", words)
+        words = "From the head of a request to the end of its answer"
+        self._seconds = histogram("ttapca_request_seconds", words, ("route",))
+        words = "How long images waited, in the queue and in the pass"
+        self._waited = histogram("ttapca_queue_seconds", words)
+        self._pass_seconds = histogram("ttapca_pass_seconds", "Time of a forward pass")
+        counts = partial(histogram, buckets=COUNTS)
+        self._pass_images = counts("ttapca_pass_images", "Images of a forward pass")
+        self._pass_streams = counts("ttapca_pass_streams", "Streams of a forward pass")
 
     def watch(self, pool: StreamPool) -> None:
         """Show queue and streams of a pool, as they are when Prometheus asks."""
@@ -144,7 +127,7 @@ class Metrics(PoolObserver):
             ("ttapca_streams_resident", "Streams in memory", lambda: pool.resident),
             ("ttapca_streams_known", "Streams in memory and on disk", lambda: len(pool.names())),
         ):
-            self._gauge(name, words).set_function(value)
+            Gauge(name, words, registry=self.registry).set_function(value)
 
     def text(self) -> bytes:
         """Return all series as Prometheus reads them."""
