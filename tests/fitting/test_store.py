@@ -269,9 +269,12 @@ import json, os, sys
 from pathlib import Path
 import torch
 import ttapca
+from ttapca.support import disk
 
 torch.set_num_threads(1)
 path = Path(sys.argv[1])
+if sys.argv[2] != "True":
+    disk._exchange = lambda *_: False
 model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
 filters = [ttapca.fit(model, "0", torch.randn(50, 4), count) for count in (2, 3)]
 filters[0].save(path)
@@ -319,10 +322,11 @@ print(json.dumps([failed, failed_reads, found, last, ttapca.load(path).n_compone
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
-def test_processes_that_save_and_read_one_filter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exchange", [True, False])
+def test_processes_that_save_and_read_one_filter(exchange: bool, tmp_path: Path) -> None:
     folder = tmp_path / "a filter[1]"
     done = subprocess.run(
-        [sys.executable, "-c", SAVES_AND_READS, str(folder)],
+        [sys.executable, "-c", SAVES_AND_READS, str(folder), str(exchange)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import itertools
 import os
@@ -26,6 +27,8 @@ LOCK_MARK = ".ttapca-lock"
 
 Found = TypeVar("Found")
 
+# Constants of Linux's renameat2: paths are relative to the working directory; swap two names.
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
 _FORBIDDEN = "You may not write there; choose another place with `--to DIR`."
 _IN_THE_WAY = "A file is where a folder should be; move it away or use `--to DIR`."
 ADVICE = {
@@ -126,9 +129,9 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
     """Yield a folder to fill, and move it to `target` when the block ends.
 
     Processes that write to one place take turns. One that is killed leaves either the old folder or
-    the new one, complete: at `target`, or beside it, from where `recover` puts it back. The next
-    process removes all other leftovers. With `keep_old`, the folder that was there gets another
-    name (`spare_name`).
+    the new one, complete: on Linux at `target`, because two names can be swapped in one step;
+    elsewhere possibly beside it, from where `recover` puts it back. The next process removes all
+    other leftovers. With `keep_old`, the folder that was there gets another name (`spare_name`).
     """
     with writing(target), _turn_at(target) as alone:
         _recover(target)
@@ -237,6 +240,8 @@ def _put_in_place(staging: Path, target: Path) -> list[Path]:
         return []
     whole = target.with_name(staging.name.replace(STAGING_MARK, WHOLE_MARK))
     staging.rename(whole)
+    if _exchange(whole, target):
+        return [whole]
     old = whole.with_name(f"{whole.name}-old")  # sorted after the new one, see `recover`
     try:
         target.rename(old)
@@ -250,6 +255,16 @@ def _put_in_place(staging: Path, target: Path) -> list[Path]:
         _remove(whole)
         raise
     return [old]
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step; return False if the system or the disk cannot."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    if renameat2 is None:
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    failed: int = renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
+    return not failed  # if it failed for another reason, plain renames will report it
 
 
 def _beside(target: Path, mark: str) -> list[Path]:
