@@ -163,6 +163,46 @@ def test_what_cannot_be_measured(
         evaluate(predict, random_images(images), outputs=outputs)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        TypeError("forward() missing 1 required positional argument: 'shape'"),
+        RuntimeError("my own bug"),
+        ValueError("my own bug"),
+        IndexError("list index out of range"),
+    ],
+)
+def test_a_bug_of_a_network_is_raised_as_it_is(error: Exception) -> None:
+    def fails(_: Tensor) -> Tensor:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        evaluate(fails, random_images(2))
+    assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    "predict",
+    [
+        nn.Conv2d(1, 2, 3),
+        nn.Conv2d(3, 2, 9),
+        nn.Sequential(nn.Flatten(), nn.Unflatten(1, (7, 7))),
+        nn.BatchNorm2d(5).eval(),
+        nn.Sequential(nn.Flatten(0), nn.Conv2d(3, 2, 1)),
+        lambda x: x + torch.zeros(3, 5, 5),
+        lambda x: x.reshape(2, 7),
+        lambda x: x.flatten(1).unflatten(1, (5, 5)),
+        lambda x: x.sum(7),
+        lambda x: torch.cat([x, x[..., :1]], 1),
+        lambda x: torch.einsum("abc->ab", x),
+        lambda x: [width for _, _, width in [x.shape]],
+    ],
+)
+def test_images_of_a_shape_that_does_not_fit(predict: Predict) -> None:
+    with pytest.raises(ShapeError, match=r"cannot take images of shape \(3, 4, 4\)"):
+        evaluate(predict, random_images(2))
+
+
 def test_some_images_of_a_stream() -> None:
     images, model = random_images(10), network()
     order = np.array([9, 0, 4, 4, 1, 2])

@@ -187,7 +187,7 @@ def test_a_stated_normalisation_counts(tmp_path: Path, monkeypatch: Any) -> None
 def test_networks_that_are_not_there(tmp_path: Path, monkeypatch: Any) -> None:
     gone = fake_transformers(tmp_path, error=OSError("It is not in the cache.\nMore of this."))
     monkeypatch.setitem(sys.modules, "transformers", gone)
-    said = r"nothing is downloaded here.*: It is not in the cache\. .*: hf download a/b$"
+    said = r"must be a folder.*: It is not in the cache\. .*: hf download a/b$"
     with pytest.raises(OptionError, match=said):
         load("hf:a/b")
     other = fake_transformers(tmp_path, error=ValueError("Unrecognized configuration"))
@@ -254,7 +254,7 @@ def test_timm_from_the_cache(tmp_path: Path, monkeypatch: Any) -> None:
     torch.testing.assert_close(network(IMAGES), network.model((IMAGES - mean) / std))
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", fake_hub({}))
-    with pytest.raises(OptionError, match=r"in no cache.*: hf download timm/tiny_net.a1_in1k$"):
+    with pytest.raises(OptionError, match=r"must be in a cache.*: hf download timm/tiny_net.a1_in1k$"):
         load("timm:tiny_net.a1_in1k")
     with pytest.raises(OptionError, match=r"no network `tiny_net` with weights. Did you mean"):
         load("timm:tiny_net")
@@ -323,7 +323,7 @@ def test_a_transformer_of_transformers(tmp_path: Path) -> None:
     network = load(f"hf:{tmp_path}")
     mean, std = (torch.tensor(values)[:, None, None] for values in SCALED.values())
     torch.testing.assert_close(network(IMAGES), made((IMAGES - mean) / std).logits)
-    with pytest.raises(OptionError, match="nothing is downloaded here"):
+    with pytest.raises(OptionError, match="must be in a cache"):
         load(f"hf:{tmp_path / 'nothing'}")
     # Its filter is at the patch embedding, which has far fewer outputs than inputs.
     table = describe_layers(network, (3, 16, 16))

@@ -70,7 +70,7 @@ def test_images_of_another_size_or_type() -> None:
         network(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
     network.take_any_size()
     assert network(torch.zeros(1, 3, 40, 24)).shape == (1, 10)
-    with pytest.raises(OptionError, match=r"CompactTransformer takes those of 3x32x32 only"):
+    with pytest.raises(OptionError, match=r"CompactTransformer takes images of 3x32x32 only"):
         build("cct-2").take_any_size()
 
 

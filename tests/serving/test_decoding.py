@@ -190,7 +190,7 @@ BAD: dict[str, tuple[str, bytes, type[Exception], str]] = {
         DataFormatError,
         "at most 8 images",
     ),
-    "no pictures": (f"{FORM}; boundary=x", form(), DataFormatError, "at least one image"),
+    "no pictures": (f"{FORM}; boundary=x", form(), DataFormatError, "1 to 8 images; found 0"),
     "second damaged": (
         f"{FORM}; boundary=x",
         form(picture(SQUARE), b"x"),

@@ -14,7 +14,7 @@ import pytest
 from serving.clients import SECRETS, npy, token
 from serving.conftest import Serving
 from serving.servers import PATIENCE
-from ttapca.serving.request_log import LOGGER, RequestRecord, log_request, logging_to
+from ttapca.serving.request_log import LOGGER, RequestRecord, logging_to
 
 DIGITS = np.zeros((1, 8, 8, 1), np.uint8)
 
@@ -90,7 +90,7 @@ def test_a_log_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) 
 
     with logging_to(Stuck(), as_json=False):
         for number in range(50):
-            log_request(RequestRecord(str(number), "GET"))
+            RequestRecord(str(number), "GET").log()
         for _ in range(50):
             stuck.release()
     assert 3 <= len(written.getvalue().splitlines()) <= 5
@@ -106,5 +106,5 @@ def test_a_log_that_nobody_reads_can_end(monkeypatch: pytest.MonkeyPatch) -> Non
             return len(text)
 
     with logging_to(Stuck(), as_json=False):
-        log_request(RequestRecord("1", "GET"))
+        RequestRecord("1", "GET").log()
     read.set()

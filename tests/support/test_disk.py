@@ -115,7 +115,7 @@ from ttapca.support import disk
 
 keep_old, exchange = (argument == "True" for argument in sys.argv[1:])
 if not exchange:
-    disk._renameat2 = lambda: None
+    disk._exchange = lambda *_: False
 CALLS = ("open", "os.", "shutil.", "tempfile.")
 
 def write(target, text):
@@ -204,7 +204,7 @@ def test_a_file_or_a_link_is_replaced_as_well(
     what: str, exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not exchange:
-        monkeypatch.setattr(disk, "_renameat2", lambda: None)
+        monkeypatch.setattr(disk, "_exchange", lambda *_: False)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     target = tmp_path / "here" / "data"
@@ -226,7 +226,7 @@ def test_renames_that_are_refused_leave_the_old_one(
     target = tmp_path / "data"
     with staged_folder(target) as folder:
         (folder / "a").write_text("old")
-    monkeypatch.setattr(disk, "_renameat2", lambda: None)
+    monkeypatch.setattr(disk, "_exchange", lambda *_: False)
     rename = os.rename
     for refused in ("data", ".data.ttapca-whole-"):
 

@@ -87,7 +87,7 @@ def test_who_can_do_without_classes_gets_other_outputs_as_they_are() -> None:
     [
         ("multiclass", (4, 1), r"needs two logits or more.*returns the shape \(4, 1\)"),
         ("multiclass", (4,), r"needs two logits or more.*the shape \(4,\)"),
-        ("binary", (4, 2), r"needs one logit.*the shape \(4, 2\)\. Say what its outputs are"),
+        ("binary", (4, 2), r"needs one logit.*the shape \(4, 2\)\. Choose one of"),
         ("multilabel", (4,), r"one logit for each label.*the shape \(4,\)"),
         (None, (), "found a single number"),
     ],

@@ -41,19 +41,13 @@ Endings = Generator[Finished[Task, Result] | Lost[Task], None, None]
 class Engine(Protocol):
     """Runs independent tasks.
 
-    Every task ends exactly once, as `Finished` or as `Lost`, in the order in which they end. If a
-    worker dies (killed, out of memory), the tasks that it was doing are tried again. An error that
-    the work raises ends the run: the iterator raises it, and running tasks are stopped. Leaving the
-    loop, by Ctrl-C or otherwise, does the same.
+    Every task ends exactly once, as `Finished` or as `Lost`, in any order. If a worker dies, its
+    tasks are tried again. An error that the work raises ends the run, and so does leaving the loop.
     """
 
     @property
     def remote(self) -> bool:
-        """Whether the work is done in other processes.
-
-        Then work, tasks and results are pickled; work that needs much data is a small object that
-        opens an `Artifact`.
-        """
+        """Whether work, tasks and results are pickled; large data is opened as an `Artifact`."""
 
     @property
     def workers(self) -> int:
@@ -103,21 +97,14 @@ class SerialEngine:
 
 
 def engine_of(words: str | None) -> Engine:
-    """Return the engine that a command names.
+    """Return the engine that a command names, or raise `OptionError`.
 
-    Args:
-        words: `joblib:4` for four processes of this machine; `dask://HOST:PORT`, or
-            `dask+tls://HOST:PORT`, for the cluster of the scheduler there; None for this process.
-
-    Raises:
-        OptionError: The words name no engine.
+    `joblib:4` is four processes of this machine; `dask://HOST:PORT`, or `dask+tls://HOST:PORT`, the
+    cluster of the scheduler there; None this process.
 
     Example:
         >>> engine_of("joblib:2")
         JoblibEngine(2)
-        >>> engine_of("jobs:2")
-        Traceback (most recent call last):
-        ttapca.errors.OptionError: An engine is `joblib:N` or `dask://HOST:PORT`; found `jobs:2`.
     """
     if words is None:
         return SerialEngine()

@@ -1,7 +1,6 @@
 """`Artifact`: a large object that workers need, in a file that is named by its content.
 
-A task names its artifacts, and a worker opens each of them once. Weights, filters and images are
-mapped into memory, so that the processes of one machine share them.
+A worker opens each once. Arrays are mapped into memory, which the processes of a machine share.
 """
 
 from __future__ import annotations
@@ -39,12 +38,8 @@ _worker_folders: list[Path] = []  # of this process, if it is the worker of a cl
 class Artifact(Generic[Content]):
     """Names a written object; it is small, and can be pickled.
 
-    Attributes:
-        label: The content in a few words, for messages.
-        digest: The SHA-256 of the file, which is its name as well.
-        size: Of the file, in bytes.
-        folder: Where the file was written.
-        fallback: Makes the content on a worker that does not see the file.
+    `label` says in a few words what it is; `digest`, the SHA-256 of the file, is its name as well;
+    `fallback` makes the content on a worker that does not see the file.
     """
 
     label: str = field(compare=False)
@@ -59,20 +54,13 @@ class Artifact(Generic[Content]):
         return self.folder / self.digest
 
     def open(self) -> Content:
-        """Return the content, the same object each time in one process.
-
-        Raises:
-            EngineError: This process does not see the file, and there is no fallback.
-        """
+        """Return the content, the same object each time in one process, or raise `EngineError`."""
         with _opening:
             content: Content = _content(self)
         return content
 
     def file(self) -> Path | None:
-        """Return the file if this process sees it, where it was written or in its own folder.
-
-        Its name and size are compared, its content is not read.
-        """
+        """Return the file if this process sees one of this name and size."""
         for folder in (self.folder, *_worker_folders):
             path = folder / self.digest
             if path.is_file() and path.stat().st_size == self.size:
@@ -105,25 +93,10 @@ def write_artifact(
     parts: Mapping[int, Artifact[Any]] | None = None,
     fallback: Callable[[], Content] | None = None,
 ) -> Artifact[Content]:
-    """Write an object to a file, for workers to open.
+    """Write an object to an existing folder, best one that all workers see.
 
-    Args:
-        content: Anything that can be pickled; its arrays and tensors are mapped when it is opened.
-        folder: An existing folder, best one that all workers see.
-        label: The content in a few words, for messages.
-        parts: Artifacts of objects within it, by their `id`: only their names are written. Lists,
-            dicts and the like cannot be parts.
-        fallback: Makes the content on a worker that does not see the file.
-
-    Raises:
-        EngineError: It cannot be pickled.
-        StorageError: The operating system refuses to write.
-
-    Example:
-        >>> import tempfile
-        >>> artifact = write_artifact({"odd": np.arange(3)}, Path(tempfile.mkdtemp()), "numbers")
-        >>> artifact.open()
-        {'odd': array([0, 1, 2])}
+    `content` is anything that can be pickled. `parts` are artifacts of objects within it, by their
+    `id`: only their names are written. Lists, dicts and the like cannot be parts.
     """
     unfinished = folder / "unfinished"
     with writing(folder):
@@ -148,10 +121,7 @@ def keep_files_in(folder: Path) -> None:
 
 
 def folder_beside(artifact: Artifact[Any]) -> Path:
-    """Return a folder for files that workers make of an artifact.
-
-    On a cluster each worker has a folder of its own; processes of one machine share one.
-    """
+    """Return a folder for files that workers make of an artifact, shared on one machine."""
     return (*_worker_folders, artifact.folder)[0] / f"{artifact.digest}-files"
 
 
@@ -165,11 +135,7 @@ def forget(artifact: Artifact[Any]) -> None:
 
 
 def _pickling(parts: Mapping[int, Artifact[Any]]) -> types.ModuleType:
-    """Return the pickle module for `torch.save`.
-
-    It writes arrays as tensors, which torch maps, and by value the functions and classes that a
-    worker cannot import, such as those of a script or a notebook.
-    """
+    """Return a pickle module that writes arrays as tensors, which torch maps, and code by value."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -34,13 +34,9 @@ class DaskEngine:
     """Does tasks on the workers of a running cluster.
 
     Every worker must have the same versions of ttapca, torch, numpy and Python. If a worker dies,
-    dask tries its tasks elsewhere, as often as `distributed.scheduler.allowed-failures` says (3 by
-    default), also those that only waited there; after that a task is `Lost`. If the connection
-    breaks or the scheduler is started again, all tasks that have not ended are sent again.
-
-    Args:
-        address: Of the scheduler, `tcp://HOST:PORT` or `tls://HOST:PORT`.
-        patience: Seconds to wait for a first worker, and for a lost connection to come back.
+    dask tries its tasks elsewhere, as often as `distributed.scheduler.allowed-failures` says; after
+    that a task is `Lost`. If the connection is lost for less than `patience` seconds, all tasks
+    that have not ended are sent again.
     """
 
     remote = True
@@ -147,11 +143,7 @@ class _Connection(Generic[Task, Result]):
     def opened(
         self, needs: Sequence[Artifact[Any]], ready: Callable[[], object] | None
     ) -> Iterator[None]:
-        """Make sure that all workers can do the work; at the end, cancel the tasks that are left.
-
-        Raises:
-            EngineError: A worker cannot do it; it names the worker.
-        """
+        """Make sure that all workers can do the work; at the end, cancel those left."""
         with ExitStack() as stack:
             with self._noticing_loss():
                 found: Any = self.client.get_versions(packages=PACKAGES)

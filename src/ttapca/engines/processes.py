@@ -33,14 +33,10 @@ WHY = "it was killed, crashed, or needed more memory than there was"
 
 
 class JoblibEngine:
-    """Does several tasks at the same time, in processes of this machine.
+    """Does several tasks at the same time, in `jobs` processes of this machine.
 
-    A task whose process dies is tried once again, in a new process, and is `Lost` after that. The
-    processes start with the first task and end with the run. Each gets its share of the cores as
-    threads, but no more than this process uses now.
-
-    Args:
-        jobs: How many processes.
+    A task whose process dies is tried once again, in a new process, and is `Lost` after that. Each
+    process gets its share of the cores as threads, but no more than this one uses now.
 
     Example:
         >>> sorted(ending.result for ending in JoblibEngine(2).run([-1, 2, -3], abs))
@@ -99,11 +95,7 @@ class JoblibEngine:
 
 
 class _Process:
-    """One worker process, which is started again if it dies.
-
-    A loky executor of several processes ends all of them when one dies, and does not say which task
-    that one had. With one process each, a death is that of a known task and spares the others.
-    """
+    """One worker process; a loky executor of several ends all of them if one dies."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads

@@ -104,11 +104,7 @@ class TransformerBlock(nn.Module):
 
 
 class CompactTransformer(ImageNetwork):
-    """CCT-2/3x2 of Hassani and others (2021), which trains from scratch on CIFAR-10.
-
-    Two convolutions with pooling take the place of patches, and a weighted mean over all tokens
-    that of a class token.
-    """
+    """CCT-2/3x2 of Hassani and others (2021): convolutions make tokens, without a class token."""
 
     def __init__(
         self,

@@ -148,9 +148,7 @@ def packaged() -> dict[str, Path]:
 
 
 def packaged_filters() -> dict[str, Path]:
-    """Return the filters that ship with packaged networks: names of networks, and folders.
-
-    `ttapca.load` reads such a folder.
+    """Return the filters that ship with packaged networks, for `ttapca.load`: names and folders.
 
     Example:
         >>> import ttapca
@@ -245,9 +243,8 @@ def _required_normalisation(
     found = stated_normalisation(description)
     if found is None:
         raise OptionError(
-            f"{path} does not say what its network subtracts from images and divides them by, and "
-            "a wrong guess would only show as a worse accuracy. State it: normalisation "
-            f"{', '.join(NORMALISATIONS)}, or a mean and a std."
+            f"{path} does not say what its network subtracts from images and divides them by. "
+            f"State it: normalisation {', '.join(NORMALISATIONS)}, or a mean and a std."
         )
     try:
         return found.for_channels(channels)

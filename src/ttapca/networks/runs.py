@@ -1,13 +1,8 @@
 """A training run in a folder that survives a crash.
 
-| file | content |
-|---|---|
-| `state.safetensors` | for a resumed run: weights, momentum, average, generators, log |
-| `weights.safetensors` | the weights that the run delivers, with a description; `load` reads it |
-| `log.csv` | one line for each epoch |
-
-Each file is replaced in one step after every epoch, the state first. The others are made from it,
-so a run that was killed between them writes them again.
+`state.safetensors` has everything that a resumed run needs; `weights.safetensors` what the run
+delivers, with a description (`load` reads it); `log.csv` a line for each epoch. Each is replaced in
+one step after every epoch, the state first: a run that was killed makes the others from it.
 """
 
 from __future__ import annotations
@@ -164,8 +159,7 @@ def _restore(training: Training, path: Path, facts: dict[str, Any]) -> None:
             if before.get(name) != now.get(name):
                 raise OptionError(
                     f"{path.parent} holds a run with {name}={shown(before.get(name))}; found "
-                    f"{shown(now.get(name))}. Give the same options to go on with it, or "
-                    "another folder."
+                    f"{shown(now.get(name))}. Give the same options, or another folder."
                 )
     try:
         training.restore(tensors, history)

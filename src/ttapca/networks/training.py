@@ -1,8 +1,7 @@
 """Train a network on a data set, epoch by epoch, with a state that can be saved and resumed.
 
-Every random number comes from a generator that is part of the state, and every learning rate from
-the number of the step. So a run that was killed and resumed ends with the same weights, bit for
-bit, as one that was not (on the same machine, with the same number of threads).
+Every random number comes from a generator in the state, and every learning rate from the number of
+the step. So a run that was resumed ends with the same weights, bit for bit, as one that was not.
 """
 
 from __future__ import annotations
@@ -121,10 +120,7 @@ class TrainingOptions:
 
 
 def augment(images: Tensor, options: TrainingOptions, generator: torch.Generator) -> Tensor:
-    """Crop, mirror and blank parts of images at random, as `padding`, `flip` and `cutout` say.
-
-    Images and result are uint8, (batch, channels, height, width).
-    """
+    """Crop, mirror and blank parts of images, uint8 (batch, channels, height, width), at random."""
     batch, _, height, width = images.shape
     rows, columns = torch.arange(height), torch.arange(width)
     if options.padding or options.flip:

@@ -1,11 +1,8 @@
 """Read weight files of any origin safely, and write our own.
 
-A checkpoint can be a program in disguise: pickle runs the functions that it names. Only tensors and
-plain containers are read here; a file that holds more is refused.
-
 `torch.load(weights_only=True)` runs no code from a file, but it believes the sizes in the file and
 calls some functions it considers harmless: thirty bytes can ask it for all the memory there is. So
-the pickle is first run by Python's own unpickler over stand-ins that make nothing and check every
+Python's own unpickler first runs the pickle over stand-ins that make nothing and check every
 request. Only then does torch read the file.
 """
 
@@ -86,10 +83,7 @@ class WeightFile:
         return self.named_like(None)
 
     def named_like(self, wanted: Collection[str] | None) -> dict[str, Tensor]:
-        """Return the weights by the names of a network, which may have such prefixes itself.
-
-        Prefixes are removed one by one until the wanted names are there; all of them for None.
-        """
+        """Return the weights without the prefixes that the wanted names lack; None wants none."""
         found = self.stored
         while wanted is None or not found.keys() >= set(wanted):
             shorter: dict[str, Tensor] = {}
@@ -112,10 +106,6 @@ def read_weights(path: Path) -> WeightFile:
 
     The weights may be bare or under `state_dict`, `model_state_dict`, `net` or `model`, and their
     names may have the prefixes `module.`, `model.` and `_orig_mod.`. No code in the file is run.
-
-    Raises:
-        CheckpointError: The file is missing, cut short or unsafe, its description is invalid, or
-            it holds no weights or weights that are not finite.
 
     Example:
         >>> import tempfile
@@ -172,9 +162,8 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
     if not tensors:
         found = f"the keys {shown(list(named)[:5])}" if isinstance(content, Mapping) else "no dict"
         raise CheckpointError(
-            "A checkpoint is a state dict, bare or under "
-            f"{', '.join(f'`{name}`' for name in WRAPPERS)}; {path} holds {found}. Save "
-            "`model.state_dict()`."
+            f"A checkpoint is a state dict, bare or under `{'`, `'.join(WRAPPERS)}`; {path} holds "
+            f"{found}. Save `model.state_dict()`."
         )
     for name, tensor in tensors.items():
         dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
@@ -330,10 +319,7 @@ def _push_container(unpickler: Any) -> None:
 
 
 class _Inspector(pickle._Unpickler):  # the one in Python: its instructions can be replaced
-    """Follow a pickle without making its objects, and compare its sizes with the file.
-
-    `records` has the bytes of each storage by name, if the file has a directory.
-    """
+    """Follow a pickle without making its objects, and compare its sizes with file and `records`."""
 
     def __init__(self, content: bytes, size: int, records: Mapping[str, int] | None = None) -> None:
         super().__init__(io.BytesIO(content), encoding="utf-8")

@@ -133,8 +133,4 @@ class PoolObserver:
         """Take note of an answer before it is given, and of the seconds since its images came."""
 
     def refused(self, reason: str) -> None:
-        """Take note of a request that was refused, or of states that could not be saved.
-
-        Args:
-            reason: The name of the error.
-        """
+        """Take note of the error of a refused request, or of states that cannot be saved."""

@@ -1,8 +1,4 @@
-"""The JSON of the API: how answers are made, and how `/openapi.json` describes them.
-
-FastAPI derives the description of a stream from `StreamStatus` and `StreamGlance`. Answers are not
-built from the models, which would cost time at every request; tests compare them.
-"""
+"""The JSON of the API, as answers have it (without models: these take time) and as OpenAPI."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import io
 import json
 from base64 import b64encode
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from PIL import Image
@@ -27,16 +24,9 @@ from ttapca.support.parsing import finite
 BYTES, PNG = "application/octet-stream", "image/png"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 
-# Making answers ----------------------------------------------------------------------------------
-
 
 def json_bytes(content: object) -> bytes:
-    """Return JSON; numbers that are not finite, which JSON does not have, become null.
-
-    Example:
-        >>> json_bytes({"ratio": float("inf"), "images": 3})
-        b'{"ratio":null,"images":3}'
-    """
+    """Return JSON; numbers that are not finite, which JSON does not have, become null."""
     try:
         text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     except ValueError:
@@ -59,10 +49,7 @@ def glance_facts(glance: StreamGlance, token: Token) -> dict[str, Any]:
 def answer_facts(
     answer: Answer, token: Token, classes: Sequence[str], *, full: bool = False
 ) -> dict[str, Any]:
-    """Return a `PredictAnswer`.
-
-    In full it takes a millisecond: as long as a small network needs for an image in a large batch.
-    """
+    """Return a `PredictAnswer`; in full it takes a millisecond."""
     health = status_facts(answer.status, token) if full else glance_facts(answer.glance, token)
     return {
         "stream": token.own_name(answer.stream),
@@ -77,33 +64,25 @@ def answer_facts(
 def predicted(
     logits: Tensor, classes: Sequence[str], outputs: OutputKind = "multiclass"
 ) -> list[dict[str, Any]]:
-    """Return a `Prediction` for each row of logits.
-
-    Example:
-        >>> import torch
-        >>> predicted(torch.tensor([[0.0, 100.0]]), ("cat", "dog"))
-        [{'class': 1, 'name': 'dog', 'probability': 1.0}]
-        >>> predicted(torch.tensor([-100.0]), ("calm", "alarm"), "binary")
-        [{'class': 0, 'name': 'calm', 'probability': 1.0}]
-    """
+    """Return a `Prediction` for each row of logits."""
     probabilities = Outputs(outputs, reads="probabilities")(logits).softmax(dim=1)
+
+    def likely(number: int, probability: float) -> dict[str, Any]:
+        name = classes[number] if number < len(classes) else None
+        return {"class": number, "name": name, "probability": probability}
+
     if outputs == "multilabel":
-        return [_labelled(row, classes) for row in probabilities[:, 1].tolist()]
+        rows = [[likely(*each) for each in enumerate(row)] for row in probabilities[:, 1].tolist()]
+        return [
+            max(row, key=_probability)
+            | {"labels": [each for each in row if _probability(each) > 0.5]}
+            for row in rows
+        ]
     best, found = probabilities.max(dim=1)
-    pairs = zip(found.tolist(), best.tolist(), strict=True)
-    return [_named(number, probability, classes) for number, probability in pairs]
+    return list(map(likely, found.tolist(), best.tolist()))
 
 
-def _named(number: int, probability: float, classes: Sequence[str]) -> dict[str, Any]:
-    name = classes[number] if number < len(classes) else None
-    return {"class": number, "name": name, "probability": probability}
-
-
-def _labelled(probabilities: list[float], classes: Sequence[str]) -> dict[str, Any]:
-    """Return the most probable label of an image, and all that are more probable than not."""
-    labels = [_named(number, each, classes) for number, each in enumerate(probabilities)]
-    likely = [each for each in labels if each["probability"] > 0.5]
-    return {**max(labels, key=lambda each: each["probability"]), "labels": likely}
+_probability = itemgetter("probability")
 
 
 def png_bytes(pixels: Pixels) -> bytes:
@@ -135,21 +114,13 @@ class LikelyClass(BaseModel):
 
 
 class Prediction(LikelyClass):
-    """The most probable class or label of one image.
-
-    `labels` are all labels that are more probable than not, of a network whose labels do not
-    exclude each other. Other networks leave it out.
-    """
+    """The most probable class of one image; `labels` if classes do not exclude each other."""
 
     labels: list[LikelyClass] | None = None
 
 
 class PredictAnswer(BaseModel):
-    """Predictions for the images of a request, in their order.
-
-    `adapted` says whether a filter changed the images that are answered for; `differ` is, in
-    shadow, how many images have another class when adapted. `health` is in full with `full=true`.
-    """
+    """Predictions for the images of a request, in their order; see `ttapca.serving.Answer`."""
 
     stream: str = Field(examples=["camera-7"])
     mode: Mode
@@ -204,38 +175,33 @@ class ErrorAnswer(BaseModel):
     error: ErrorFacts
 
 
-# Describing requests and refusals ----------------------------------------------------------------
-
-
-def _body(content: dict[str, Any]) -> dict[str, Any]:
-    """Describe a body that a route reads itself, with `Service.body`."""
-    return {"requestBody": {"required": True, "content": content}}
-
-
 _LISTS = {"type": "array", "minItems": 1, "items": {"type": "array", "items": {}}}
 _FILES = {"type": "array", "items": BINARY["schema"]}
-IMAGES_BODY = _body(
-    {
-        FORM: {
-            "schema": {"type": "object", "required": ["images"], "properties": {"images": _FILES}}
-        },
-        **dict.fromkeys((*PICTURE_TYPES, NPY), BINARY),
-        JSON: {
-            "schema": {
-                "type": "object",
-                "required": ["images"],
-                "properties": {"images": _LISTS, "scale": {"const": 255}},
-                "additionalProperties": False,
-            },
-            "examples": {
-                "shares": {"value": {"images": [[[[0.0, 0.5], [1.0, 0.25]]]]}},
-                "bytes": {"value": {"images": [[[[0, 128], [255, 64]]]], "scale": 255}},
+_FORM = {"type": "object", "required": ["images"], "properties": {"images": _FILES}}
+IMAGES_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            FORM: {"schema": _FORM},
+            **dict.fromkeys((*PICTURE_TYPES, NPY), BINARY),
+            JSON: {
+                "schema": {
+                    "type": "object",
+                    "required": ["images"],
+                    "properties": {"images": _LISTS, "scale": {"const": 255}},
+                    "additionalProperties": False,
+                },
+                "examples": {
+                    "shares": {"value": {"images": [[[[0.0, 0.5], [1.0, 0.25]]]]}},
+                    "bytes": {"value": {"images": [[[[0, 128], [255, 64]]]], "scale": 255}},
+                },
             },
         },
     }
-)
-MODE_BODY = _body({JSON: {"schema": ModeChange.model_json_schema()}})
-STATE_BODY = _body({BYTES: BINARY})
+}
+_MODE = {"schema": ModeChange.model_json_schema()}
+MODE_BODY = {"requestBody": {"required": True, "content": {JSON: _MODE}}}
+STATE_BODY = {"requestBody": {"required": True, "content": {BYTES: BINARY}}}
 
 ALWAYS = (401, 403, 422, 429, 503)
 WITH_BODY = (400, 408, 413)

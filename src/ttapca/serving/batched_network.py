@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.adapter import Adapter, StreamOutcome
 from ttapca.adaptation.health import Health
+from ttapca.adaptation.optimisation import Mover
 from ttapca.adaptation.shift_alarm import ShiftAlarm
 from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import AttachError, LayerOutputError
@@ -39,19 +40,10 @@ class FilteredImage(NamedTuple):
     made: Tensor
 
     def pictures(self) -> tuple[Pixels, Pixels] | None:
-        """Return the image before and after the filter, uint8, (height, width, 3).
+        """Return the image before and after the filter, uint8, (height, width, 3), if there is one.
 
-        A network normalises each channel before its first layer, and the filter sees that. The
-        way back to pixels is found from the image itself, by least squares for each channel.
-
-        Returns:
-            None if this is no picture of one or three channels, or if there is no such way back.
-
-        Example:
-            >>> image = torch.rand(3, 4, 4)
-            >>> before, after = FilteredImage(image, 2 * image - 1, 2 * image - 1).pictures()
-            >>> bool((before == after).all()), before.shape
-            (True, (4, 4, 3))
+        The filter sees normalised images. The way back to pixels is found from the image itself, by
+        least squares for each channel.
         """
         if self.image.dim() != 3 or self.image.shape[0] not in (1, 3):
             return None
@@ -93,11 +85,7 @@ COPIES: dict[Mode, tuple[Copy, ...]] = {
 
 
 class BatchedNetwork:
-    """A network that adapts to many streams by `wiener`; one thread at a time may call it.
-
-    A stream gets the answers that `ttapca.adapt(model, method)` gives to it alone. See `StreamPool`
-    for the options.
-    """
+    """A network that adapts to many streams as `wiener` does; one thread at a time may call it."""
 
     def __init__(
         self,
@@ -108,12 +96,13 @@ class BatchedNetwork:
         outputs: EvaluatedKind | None = None,
     ) -> None:
         made = method.for_outputs(outputs).assemble()
-        if made.mover is not None and made.mover.reads == "nothing":
-            made.mover.reads = "probabilities"
+        mover = made.mover or Mover()
+        if mover.reads == "nothing":
+            mover.reads = "probabilities"
         self._adapter = Adapter(
             model,
             made.surfaces,
-            made.mover,
+            mover,
             forgetting="online",
             logits=logits,
             outputs=outputs,
@@ -125,7 +114,7 @@ class BatchedNetwork:
         if gain is None or surface.filter is None:  # for type checkers
             raise AttachError("The filter has lost its gains.")
         self._layer, self._gain = surface.layer, gain
-        self._given: Tensor | None = None
+        self._given: Tensor | None = None  # input and output of the filter in the first pass
         self._made: Tensor | None = None
         layer = find_layer(model, surface.layer)
         self._hooks = [
@@ -168,30 +157,25 @@ class BatchedNetwork:
         batch = torch.cat([images for _, images, _ in copies]).to(device, dtype)
         states = [record.state for record, _ in requests]
         logits, outcomes = self._adapter.predict_streams(states, batch, _rows(copies, device))
-        self._check(logits, len(batch), outcomes)
-        logits, first, found = logits.float().cpu(), 0, []
-        for (record, images), outcome in zip(requests, outcomes, strict=True):
-            count = len(COPIES[record.mode]) * len(images)
-            found.append(
-                self._prediction(record, images, logits[first : first + count], outcome, first)
-            )
-            first += count
-        return found
-
-    def _check(self, logits: Tensor, rows: int, outcomes: Sequence[StreamOutcome]) -> None:
-        outputs = self._adapter.mover.outputs
+        rows, outputs = len(batch), self._adapter.mover.outputs
         if outputs.of_pixels(logits) or len(logits) != rows:
-            found = tuple(outputs.as_returned(logits).shape)
+            shape = tuple(outputs.as_returned(logits).shape)
             raise LayerOutputError(
-                "A pool serves models that return logits of shape (images, classes), (images, "
-                f"labels) or (images,); found {found} for {rows} images. Say where they are with "
-                "`logits=`."
+                "A pool serves models that return logits of shape (images, classes) or (images,); "
+                f"found {shape} for {rows} images. Say where they are with `logits=`."
             )
         if not all(each.seen for each in outcomes):
             raise LayerOutputError(
-                f"A pool needs a model that calls the layer of its filter, `{self._layer}`, "
-                "in every pass; this one has not."
+                f"A pool needs a model that calls the layer of its filter, `{self._layer}`, in "
+                "every pass; this one has not."
             )
+        logits, first, found = logits.float().cpu(), 0, []
+        for (record, images), outcome in zip(requests, outcomes, strict=True):
+            count = len(COPIES[record.mode]) * len(images)
+            own = logits[first : first + count]
+            found.append(self._prediction(record, images, own, outcome, first))
+            first += count
+        return found
 
     def _prediction(
         self,
@@ -209,7 +193,10 @@ class BatchedNetwork:
         if not torch.isfinite(remembered).all():
             skipped = dataclasses.replace(record, skipped=record.skipped + 1)
             return StreamPrediction(skipped, returned, adapted, None, None)
-        differ = _differing(answered, remembered) if record.mode == "shadow" else None
+        differ = None
+        if record.mode == "shadow":  # images with another class, or another label
+            others = answered.argmax(1) != remembered.argmax(1)
+            differ = int(others.reshape(size, -1).any(1).sum())
         since = record.shifted_since
         if outcome.state.alarm.shifted != record.shifted:
             since = now if outcome.state.alarm.shifted else None
@@ -268,11 +255,6 @@ def _rows(copies: Sequence[tuple[int, Tensor, Copy]], device: torch.device) -> R
     sizes = torch.tensor([len(images) for _, images, _ in copies])
     columns = zip(*((number, *copy) for number, _, copy in copies), strict=True)
     return Rows(*(torch.tensor(each).repeat_interleave(sizes).to(device) for each in columns))
-
-
-def _differing(logits: Tensor, others: Tensor) -> int:
-    """Return how many images have another class, or another label, by other logits."""
-    return int((logits.argmax(1) != others.argmax(1)).reshape(len(logits), -1).any(1).sum())
 
 
 def _ignore(_health: Health) -> None:

@@ -43,19 +43,11 @@ logging.getLogger(FormParser.__module__).addHandler(logging.NullHandler())
 
 @dataclass(frozen=True)
 class ImageDecoder:
-    """Turns bodies of requests into images of one network.
-
-    Example:
-        >>> body = b'{"images": [[[[0, 128], [255, 0]]]], "scale": 255}'
-        >>> ImageDecoder((1, 2, 2)).images("application/json", body).shape
-        torch.Size([1, 1, 2, 2])
-    """
+    """Turns bodies of requests into images of one network."""
 
     shape: tuple[int, ...]  # of one image as the network takes it: (channels, height, width)
     limits: RequestLimits = field(default_factory=RequestLimits)
-    # How pictures get the network's size; by default they are resized with their proportions kept,
-    # and as little as possible is cut off.
-    size: PictureSize | None = None
+    size: PictureSize | None = None  # how pictures get the network's size; by default cut least
 
     def __post_init__(self) -> None:
         """Check that pictures get the network's size."""
@@ -98,32 +90,28 @@ class ImageDecoder:
                 "Pictures have 1 or 3 channels, height and width; this network takes "
                 f"{self._shapes()}. Send arrays as `.npy`."
             )
-        if not files:
-            raise DataFormatError("A request has at least one image; this form has none.")
+        self._check_count(len(files))
         channels, height, width = self.shape
         size = self.size or PictureSize(height if height == width else (height, width))
         opened = []
         for number, content in enumerate(files):
             with _reading_picture(number):
                 opened.append(open_picture(content, FORMATS))
-        self._check_pixels([each.size for each in opened], size)
-        images = np.empty((len(opened), height, width, channels), np.uint8)
-        for number, picture in enumerate(opened):
-            with _reading_picture(number), picture:
-                pixels = picture_pixels(picture, size, "L" if channels == 1 else "RGB")
-                images[number] = pixels.reshape(height, width, channels)
-        return self._tensor(images)
-
-    def _check_pixels(self, sizes: Sequence[tuple[int, int]], size: PictureSize) -> None:
-        """Refuse pictures that are large, or would be while they are resized."""
-        resized = (size.resized(*each) for each in sizes)
-        pixels = sum(max(w * h, rw * rh) for (w, h), (rw, rh) in zip(sizes, resized, strict=True))
+        # Pictures that are large, or would be while they are resized, are refused undecoded.
+        sides = [(each.size, size.resized(*each.size)) for each in opened]
+        pixels = sum(max(w * h, rw * rh) for (w, h), (rw, rh) in sides)
         if pixels > self.limits.max_pixels:
             raise HttpError(
                 "too_many_pixels",
                 f"The pictures of a request have at most {self.limits.max_pixels:,} pixels "
                 f"together; these have {pixels:,}. Make them smaller, or send several requests.",
             )
+        images = np.empty((len(opened), height, width, channels), np.uint8)
+        for number, picture in enumerate(opened):
+            with _reading_picture(number), picture:
+                pixels_of = picture_pixels(picture, size, "L" if channels == 1 else "RGB")
+                images[number] = pixels_of.reshape(height, width, channels)
+        return self._tensor(images)
 
     def _numbers(self, body: bytes) -> NDArray[Any]:
         """Return the array in JSON: uint8 if it states the scale 255, else floating point."""
@@ -135,7 +123,7 @@ class ImageDecoder:
             )
         content = parse_json(body, "The body", DataFormatError, largest=MOST_JSON)
         conform(content, BODY, "The body", DataFormatError)
-        self._check_count(len(content["images"]))  # before numpy looks at all of them
+        self._check_count(len(content["images"]))
         try:
             found = np.asarray(content["images"])
         except (ValueError, OverflowError):

@@ -1,8 +1,7 @@
 """Play a data set against a server, as cameras whose images get worse and better again.
 
 Each stream has a thread and a connection of its own. Its images depend on the data, the schedule
-and the seed alone: a condition of 20 s at 10 images a second has 200 images, also if the server is
-too slow to take them in 20 s.
+and the seed alone, also if the server is too slow to take them in time.
 """
 
 from __future__ import annotations
@@ -66,9 +65,6 @@ def parse_schedule(text: str) -> tuple[Step, ...]:
     A condition is `clean`, or a corruption with its severity (5 if none is given). A duration is a
     number with `s`, `m` or `h`, or a number of `images`.
 
-    Raises:
-        OptionError: It is no schedule, or there is no such corruption.
-
     Example:
         >>> steps = parse_schedule("clean 20s, snow:3 1.5m, fog 50 images")
         >>> [step.title for step in steps]
@@ -95,22 +91,19 @@ def _step(word: str, text: str) -> Step:
     corruption, severity = CLEAN, 0
     if found["corruption"] != CLEAN:
         corruption = find(found["corruption"]).name
-        severity = _severity(found["severity"] or str(SEVERITIES[-1]), word)
+        digits = found["severity"] or str(SEVERITIES[-1])
+        if digits not in map(str, SEVERITIES):
+            raise OptionError(
+                f"A severity is from {SEVERITIES[0]} to {SEVERITIES[-1]}, as in `fog:3 20s`; found "
+                f"`{word}`."
+            )
+        severity = int(digits)
     elif found["severity"]:
         raise OptionError(f"Clean images have no severity; found `{word}`.")
     amount = float(found["amount"]) * SECONDS.get(found["unit"], 1)
     if not 0 < amount <= LONGEST:
         raise OptionError(f"A condition lasts longer than nothing, not for ever; found `{word}`.")
     return Step(corruption, severity, amount, "seconds" if found["unit"] in SECONDS else "images")
-
-
-def _severity(digits: str, word: str) -> int:
-    if digits not in map(str, SEVERITIES):
-        raise OptionError(
-            f"A severity is from {SEVERITIES[0]} to {SEVERITIES[-1]}, as in `fog:3 20s`; found "
-            f"`{word}`."
-        )
-    return int(digits)
 
 
 # Feeding -----------------------------------------------------------------------------------------
@@ -201,11 +194,7 @@ class FedStream:
 
 
 class Feeder:
-    """Feeds streams from the moment it is entered until all schedules are over or it is left.
-
-    Every stream gets a copy of the client. `textures` is the folder with the photographs of frost,
-    for large images.
-    """
+    """Feeds streams from the moment it is entered until all schedules are over or it is left."""
 
     def __init__(
         self,
@@ -245,10 +234,7 @@ class Feeder:
             thread.join(max(0.0, until - time.monotonic()))
 
     def running(self, seconds: float) -> bool:
-        """Wait this long, or until all is over; return whether any stream still sends.
-
-        An error of a stream is raised here.
-        """
+        """Wait this long, or until all is over; return whether any stream still sends, or raise."""
         self._join(seconds)
         # Threads first: a stream that fails meanwhile raises now, or at the next call.
         alive = any(thread.is_alive() for thread in self._threads)
@@ -278,7 +264,12 @@ class Feeder:
             left = step.images(self.pace.rate)
             while left > 0:
                 chosen = np.array(list(itertools.islice(rows, min(left, self.pace.batch))))
-                pixels = self._corrupted(chosen, step)
+                pixels = np.ascontiguousarray(self.images.images[chosen])
+                if step.corruption != CLEAN:
+                    kind, textures = step.corruption, self.textures
+                    pixels = corrupt_any_size(
+                        pixels, kind, step.severity, indices=chosen, textures=textures
+                    )
                 if self._stop.wait(max(0.0, due - time.monotonic())):
                     return
                 stream.count(step, self.images.labels[chosen], client.predict(plan.name, pixels))
@@ -295,14 +286,6 @@ class Feeder:
         for number in itertools.count():
             order = self.pace.order
             yield from choose(self.images.labels, order=order, seed=seed + number).rows.tolist()
-
-    def _corrupted(self, rows: NDArray[np.int64], step: Step) -> NDArray[np.uint8]:
-        pixels = np.ascontiguousarray(self.images.images[rows])
-        if step.corruption == CLEAN:
-            return pixels
-        return corrupt_any_size(
-            pixels, step.corruption, step.severity, indices=rows, textures=self.textures
-        )
 
 
 def check_fits(info: dict[str, Any], images: Images) -> list[str]:

@@ -34,10 +34,7 @@ router = APIRouter(tags=["service"])
 
 
 def create_app(service: Service) -> FastAPI:
-    """Return the application of a service, for any ASGI server.
-
-    The caller closes the service and its pool when the server has ended.
-    """
+    """Return the application of a service, for any ASGI server; the caller closes the service."""
     app = FastAPI(
         title="ttapca",
         version=__version__,

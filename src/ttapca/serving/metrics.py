@@ -1,16 +1,16 @@
 """Measurements for Prometheus, at `/metrics`.
 
 The number of time series is bounded, whatever clients send: routes are patterns, statuses are
-classes, and only the streams that were used last have series of their own. The shifts of all others
-are summed under the name `(rest)`, which no stream can have.
+classes, and only the streams that were used last have series of their own.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
-from itertools import islice
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -51,43 +51,31 @@ STREAM_SERIES = {
 
 
 class StreamSeries(Collector):
-    """Series of the `most` streams that were used last, and the sum of all others.
+    """Series of the `MOST_STREAMS` streams that were used last; the others are counted."""
 
-    An answer costs it two numbers; the rest is computed when Prometheus asks.
-    """
-
-    def __init__(self, most: int = MOST_STREAMS) -> None:
-        self.names: Callable[[], Collection[str]] = tuple  # of all streams; others are forgotten
-        self.status: Callable[[str], StreamStatus] | None = None
-        self._most = most
+    def __init__(self) -> None:
+        self.pool: StreamPool | None = None
         self._lock = threading.Lock()
-        self._used: OrderedDict[str, tuple[float, bool]] = OrderedDict()  # the last one at the end
-        self._shift, self._shifted = 0.0, 0  # sums over all of them
+        self._used: OrderedDict[str, None] = OrderedDict()  # the last one at the end
 
-    def used(self, stream: str, shift: float, shifted: bool) -> None:
+    def used(self, stream: str) -> None:
         """Take note of a stream that was used now."""
         with self._lock:
-            self._forget(stream)
-            self._used[stream] = (shift, shifted)
-            self._shift += shift
-            self._shifted += shifted
-
-    def _forget(self, stream: str) -> None:
-        shift, shifted = self._used.pop(stream, (0.0, False))
-        self._shift -= shift
-        self._shifted -= shifted
+            self._used[stream] = None
+            self._used.move_to_end(stream)
+            if len(self._used) > MOST_STREAMS:
+                self._used.popitem(last=False)
 
     def collect(self) -> Iterator[Metric]:
         """Yield a family of series for each attribute."""
-        self._forget_deleted()
+        if self.pool is None:
+            return
         with self._lock:
-            last = dict(islice(reversed(self._used.items()), self._most))
-            count = len(self._used) - len(last)
-            rest = {
-                "shift": max(0.0, self._shift - sum(shift for shift, _ in last.values())),
-                "shifted": self._shifted - sum(shifted for _, shifted in last.values()),
-            }
-        found = {stream: status for stream in last if (status := self._status_of(stream))}
+            last = list(reversed(self._used))
+        found: dict[str, StreamStatus] = {}
+        for stream in last:
+            with suppress(UnknownStreamError, StorageError):  # deleted, or out of reach
+                found[stream] = self.pool.status(stream)
         for path, words in STREAM_SERIES.items():
             name = path.removeprefix("health.")
             family = GaugeMetricFamily(f"ttapca_stream_{name}", words, labels=("stream",))
@@ -95,88 +83,51 @@ class StreamSeries(Collector):
                 number = attrgetter(path)(status)
                 if name == "shifted" or number is not None:
                     family.add_metric((stream,), float(number or 0))
-            if name in rest:
-                family.add_metric((REST,), rest[name])
+            if name == "shifted":
+                others = set(self.pool.names(shifted=True)).difference(found)
+                family.add_metric((REST,), len(others))
             yield family
-        counted = GaugeMetricFamily("ttapca_streams_in_rest", f"Streams that {REST} is a sum over")
-        counted.add_metric((), count)
-        yield counted
-
-    def _forget_deleted(self) -> None:
-        with self._lock:
-            used = set(self._used)
-        deleted = used.difference(self.names())  # asked later: no stream that has begun is missed
-        with self._lock:
-            for stream in deleted:
-                self._forget(stream)
-
-    def _status_of(self, stream: str) -> StreamStatus | None:
-        try:
-            return self.status(stream) if self.status else None
-        except (UnknownStreamError, StorageError):  # deleted in this moment, or out of reach
-            return None
 
 
 class Metrics(PoolObserver):
-    """All series of a service, in a registry of its own.
-
-    Pass it to the pool as `observer=` and to the service, which makes it `watch` the pool.
-    """
+    """All series of a service, in a registry of its own; it is the observer of a pool."""
 
     def __init__(self, model: str = "", version: str = "") -> None:
         self.registry = CollectorRegistry()
         self.streams = StreamSeries()
         self.registry.register(self.streams)
-        self._gauge("ttapca_service_info", "Always 1", "model", "version").labels(
-            model, version
-        ).set(1)
-        self._gauge("ttapca_resident_bytes", "Memory of the process that is in use").set_function(
-            resident_memory
-        )
-        self._requests = self._counter(
-            "ttapca_requests", "Requests by route and class of status", "method", "route", "status"
-        )
-        self._refused = self._counter("ttapca_refused", "Requests that were refused", "code")
-        self._images = self._counter(
-            "ttapca_images", "Images by mode, and whether a filter changed them", "mode", "adapted"
-        )
-        self._differ = self._counter(
-            "ttapca_shadow_differ", "Images in shadow mode that would get another class"
-        )
-        self._seconds = self._histogram(
-            "ttapca_request_seconds", "From the head of a request to the end of its answer", "route"
-        )
-        self._waited = self._histogram(
-            "ttapca_queue_seconds", "How long images waited, in the queue and in the pass"
-        )
-        self._pass_seconds = self._histogram("ttapca_pass_seconds", "Time of a forward pass")
-        self._pass_images = self._histogram(
-            "ttapca_pass_images", "Images of a forward pass", buckets=COUNTS
-        )
-        self._pass_streams = self._histogram(
-            "ttapca_pass_streams", "Streams of a forward pass", buckets=COUNTS
-        )
-
-    def _gauge(self, name: str, words: str, *labels: str) -> Gauge:
-        return Gauge(name, words, labels, registry=self.registry)
-
-    def _counter(self, name: str, words: str, *labels: str) -> Counter:
-        return Counter(name, words, labels, registry=self.registry)
-
-    def _histogram(
-        self, name: str, words: str, *labels: str, buckets: tuple[float, ...] = SECONDS
-    ) -> Histogram:
-        return Histogram(name, words, labels, registry=self.registry, buckets=buckets)
+        gauge = partial(Gauge, registry=self.registry)
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry, buckets=SECONDS)
+        info = gauge("ttapca_service_info", "Always 1", ("model", "version"))
+        info.labels(model, version).set(1)
+        memory = gauge("ttapca_resident_bytes", "Memory of the process that is in use")
+        memory.set_function(resident_memory)
+        labels = ("method", "route", "status")
+        self._requests = counter("ttapca_requests", "Requests by route and class of status", labels)
+        self._refused = counter("ttapca_refused", "Requests that were refused", ("code",))
+        words = "Images by mode, and whether a filter changed them"
+        self._images = counter("ttapca_images", words, ("mode", "adapted"))
+        words = "Images in shadow mode that would get another class"
+        self._differ = counter("ttapca_shadow_differ", words)
+        words = "From the head of a request to the end of its answer"
+        self._seconds = histogram("ttapca_request_seconds", words, ("route",))
+        words = "How long images waited, in the queue and in the pass"
+        self._waited = histogram("ttapca_queue_seconds", words)
+        self._pass_seconds = histogram("ttapca_pass_seconds", "Time of a forward pass")
+        counts = partial(histogram, buckets=COUNTS)
+        self._pass_images = counts("ttapca_pass_images", "Images of a forward pass")
+        self._pass_streams = counts("ttapca_pass_streams", "Streams of a forward pass")
 
     def watch(self, pool: StreamPool) -> None:
         """Show queue and streams of a pool, as they are when Prometheus asks."""
-        self.streams.names, self.streams.status = pool.names, pool.status
+        self.streams.pool = pool
         for name, words, value in (
             ("ttapca_queue_images", "Images that wait for a pass", lambda: pool.queue_length),
             ("ttapca_streams_resident", "Streams in memory", lambda: pool.resident),
             ("ttapca_streams_known", "Streams in memory and on disk", lambda: len(pool.names())),
         ):
-            self._gauge(name, words).set_function(value)
+            Gauge(name, words, registry=self.registry).set_function(value)
 
     def text(self) -> bytes:
         """Return all series as Prometheus reads them."""
@@ -192,8 +143,7 @@ class Metrics(PoolObserver):
 
     def noticed(self, status: StreamStatus) -> None:
         """Take note of a stream that was looked at or switched."""
-        health = status.health
-        self.streams.used(health.stream, health.shift or 0.0, bool(health.shifted))
+        self.streams.used(status.health.stream)
 
     def passed(self, images: int, streams: int, seconds: float) -> None:
         """Take note of a forward pass."""
@@ -206,4 +156,4 @@ class Metrics(PoolObserver):
         self._waited.observe(waited)
         self._images.labels(answer.mode, str(answer.adapted).lower()).inc(len(answer.logits))
         self._differ.inc(answer.differ or 0)
-        self.streams.used(answer.stream, answer.shift, answer.shifted)
+        self.streams.used(answer.stream)

@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ttapca.serving.http_errors import HttpError, closing, http_error
-from ttapca.serving.request_log import LOGGER, RequestRecord, log_request
+from ttapca.serving.request_log import LOGGER, RequestRecord
 from ttapca.serving.service import Service
 
 API = "/v1/"
@@ -67,7 +67,7 @@ class ServiceMiddleware:
             record.route = getattr(scope.get("route"), "path", "other")
             record.seconds = time.perf_counter() - start
             self.service.metrics.finished(record)
-            log_request(record)
+            record.log()
 
     async def _answer(self, scope: Scope, headers: Headers, exchange: _Exchange) -> None:
         try:
@@ -101,11 +101,7 @@ class ServiceMiddleware:
 
 
 def _check_origin(headers: Mapping[str, str]) -> None:
-    """Refuse pages of other sites, which name another host or origin.
-
-    Without tokens, every program on this machine may use the service. A browser on this machine
-    may show any page, which must not.
-    """
+    """Refuse pages of other sites: a browser on this machine may show any page."""
     host, origin = headers.get("host", "localhost"), headers.get("origin")
     if not _is_loopback(host):
         raise HttpError(
@@ -160,10 +156,7 @@ class _Exchange:
         await self._send(message)
 
     async def discard(self) -> None:
-        """Read what a refused client is still sending, for a moment, and keep none of it.
-
-        Otherwise closing the connection would reset it, and many clients would never see why.
-        """
+        """Read what a refused client still sends, for a moment: a reset would hide the answer."""
         with suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_SECONDS):
                 while self._unread and not self._waits:

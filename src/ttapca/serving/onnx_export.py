@@ -93,7 +93,13 @@ def export_onnx(
         importlib.import_module(package)  # to miss it now rather than after the work
     check_option("streams", streams, Maybe(Whole(1)))
     check_option("images", images, Whole(1))
-    _check_tensors(model)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if tensor.device.type != "cpu" or (tensor.is_floating_point() and kind != "float32"):
+            raise OptionError(
+                f"Networks are exported from the CPU in float32; found `{name}` on "
+                f"{tensor.device.type} in {kind}. Convert the network: model.cpu().float()"
+            )
     shape = input_shape or image_shape(fitted)
     with evaluation_mode(model):
         network = StatefulNetwork(model, fitted, logits=logits)
@@ -103,16 +109,6 @@ def export_onnx(
             network.detach()
     replace_file(Path(path), content)
     return {BEFORE + name: shape for name, shape in network.state.items()}
-
-
-def _check_tensors(model: nn.Module) -> None:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        kind = str(tensor.dtype).removeprefix("torch.")
-        if tensor.device.type != "cpu" or (tensor.is_floating_point() and kind != "float32"):
-            raise OptionError(
-                f"Networks are exported from the CPU in float32; found `{name}` on "
-                f"{tensor.device.type} in {kind}. Convert the network: model.cpu().float()"
-            )
 
 
 def _written(
@@ -154,11 +150,7 @@ def _written(
 
 
 def _simplify(model: Any) -> None:
-    """Fold constants and remove duplicates, as torch does with `optimize=True`.
-
-    Left out is its search for patterns of operations, which takes longer than all the rest, and
-    which runtimes do themselves.
-    """
+    """Do as torch with `optimize=True`, without its slow search for patterns."""
     from onnx_ir.passes import common
     from onnxscript import optimizer
 
@@ -210,10 +202,9 @@ def _explained() -> Iterator[None]:
             cause = cause.__cause__
         reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__).rstrip(".")
         raise ExportError(
-            "To be written as ONNX, a network must do the same operations whatever the images and "
-            f"however many they are; torch cannot write this one: {reason}. If it takes only some "
-            "numbers of images, fix them with `streams=` and `images=`. If not, serve it with "
-            "`ttapca.serving.StreamPool`, which runs any network."
+            "To be written as ONNX, a network must do the same operations for any images; torch "
+            f"cannot write this one: {reason}. Fix their number with `streams=` and `images=`, or "
+            "serve it with `ttapca.serving.StreamPool`, which runs any network."
         ) from error
 
 

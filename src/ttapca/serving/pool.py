@@ -1,11 +1,8 @@
 """`StreamPool`: many streams over one network, from many threads.
 
-Requests wait in a `RequestQueue`. One thread takes requests of different streams out of it, runs a
-pass for them and answers; so the requests of a stream are answered in order, and no stream waits
-for another one longer than a pass. The same thread switches, resets and restores streams between
-two passes.
-
-Records are in a `StreamCache`. Another thread writes changed ones to disk every few seconds.
+One thread takes requests of different streams out of a `RequestQueue`, runs a pass for them and
+answers; so the requests of a stream are answered in order. The same thread switches, resets and
+restores streams between two passes. Another one writes changed records to disk now and then.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ from ttapca.serving.answers import Answer, Mode, PoolObserver, StreamGlance, Str
 from ttapca.serving.batched_network import BatchedNetwork, Pixels, StreamPrediction
 from ttapca.serving.limits import PoolLimits
 from ttapca.serving.request_queue import Request, RequestQueue
-from ttapca.serving.stream_cache import Admission, StreamCache
+from ttapca.serving.stream_cache import StreamCache
 from ttapca.serving.stream_record import StreamRecord, check_name
 from ttapca.serving.stream_store import StreamStore
 from ttapca.spectral.constants import CONSTANTS
@@ -140,16 +137,12 @@ class StreamPool:
 
     # Requests --------------------------------------------------------------------------------
 
-    def submit(
-        self, stream: str, images: Tensor, *, admit: Admission | None = None
-    ) -> Future[Answer]:
+    def submit(self, stream: str, images: Tensor) -> Future[Answer]:
         """Ask for predictions, and return at once.
 
         Args:
             stream: Its name; a new name begins a new stream.
             images: As the model takes them, finite, shape (images, *input_shape).
-            admit: Is called with the names of all streams before a new one begins. It refuses the
-                stream by raising an error.
 
         Raises:
             StreamNameError, InputTypeError, ShapeError, NonFiniteError: An argument is wrong.
@@ -164,7 +157,7 @@ class StreamPool:
             with self._news:
                 self._check_open()
                 self._queue.check_room(len(images))
-                reservation = self._streams.reserve(stream, admit)
+                reservation = self._streams.reserve(stream)
                 request = Request(reservation, images.detach(), Future(), came)
                 self._queue.put(request)
         except TtapcaError as error:
@@ -185,10 +178,6 @@ class StreamPool:
         except TimeoutError:
             asked.cancel()
             raise
-
-    def check_admission(self, stream: str, admit: Admission) -> None:
-        """Raise as `submit` would for a new stream, before the work of decoding its images."""
-        self._streams.check_admission(stream, admit)
 
     def warm_up(self) -> None:
         """Calibrate for every number of images that a stream can have shown: about a second.
@@ -220,33 +209,25 @@ class StreamPool:
     # Streams -----------------------------------------------------------------------------------
 
     def names(self, *, shifted: bool | None = None) -> list[str]:
-        """Return the names of streams, in memory or on disk, sorted.
-
-        Args:
-            shifted: Only those whose alarm is on, or only those whose alarm is off; None for all.
-        """
+        """Return the names of streams, in memory or on disk, sorted; or of (un)shifted ones."""
         return self._streams.names(shifted)
 
     def status(self, stream: str) -> StreamStatus:
-        """Return how a stream is.
-
-        Raises:
-            UnknownStreamError: There is no such stream.
-        """
+        """Return how a stream is; an unknown one is an `UnknownStreamError`."""
         return self._network.status(stream, self._streams.known(stream))
 
     def glance(self, stream: str) -> StreamGlance:
         """Return the part of a stream's status that takes no computing; raises as `status`."""
         return self._streams.known(stream).glance(stream)
 
-    def set_mode(self, stream: str, mode: Mode, *, admit: Admission | None = None) -> StreamStatus:
+    def set_mode(self, stream: str, mode: Mode) -> StreamStatus:
         """Switch a stream; a new name begins a new stream, as in `submit`."""
         check_option("mode", mode, OneOf(get_args(Mode)))
 
         def switched() -> StreamRecord:
             return dataclasses.replace(self._streams.known(stream), mode=mode)
 
-        return self._change(stream, switched, new=True, admit=admit)
+        return self._change(stream, switched, new=True)
 
     def reset(self, stream: str) -> StreamStatus:
         """Let a stream begin anew, in the mode that it has."""
@@ -256,14 +237,14 @@ class StreamPool:
 
         return self._change(stream, anew)
 
-    def restore(self, stream: str, data: bytes, *, admit: Admission | None = None) -> StreamStatus:
+    def restore(self, stream: str, data: bytes) -> StreamStatus:
         """Let a stream go on, bit for bit, where one was when `dump` was called; see `submit`.
 
         Raises:
             SavedStreamError: The bytes are something else, or of another network or filter.
         """
         record = self._streams.parse(data)
-        return self._change(stream, lambda: record, new=True, admit=admit)
+        return self._change(stream, lambda: record, new=True)
 
     def dump(self, stream: str) -> bytes:
         """Return all of a stream, for `restore`, as a safetensors file; raises as `status`."""
@@ -275,25 +256,20 @@ class StreamPool:
         self._between_passes(lambda: self._streams.drop(stream))
 
     def pictures(self, stream: str) -> tuple[Pixels, Pixels] | None:
-        """Return the last image of a stream before and after the filter, uint8, (height, width, 3).
+        """Return the last image of a stream before and after the filter, if it is a picture.
 
-        None if it is not kept, or is no picture.
+        Both are uint8, (height, width, 3).
         """
         last = self._streams.last_image(stream)
         return None if last is None else last.pictures()
 
     def _change(
-        self,
-        name: str,
-        make: Callable[[], StreamRecord],
-        *,
-        new: bool = False,
-        admit: Admission | None = None,
+        self, name: str, make: Callable[[], StreamRecord], *, new: bool = False
     ) -> StreamStatus:
         """Replace the record of a stream, or begin a new one, between two passes."""
 
         def work() -> StreamStatus:
-            reservation = self._streams.reserve(name, admit) if new else None
+            reservation = self._streams.reserve(name) if new else None
             try:
                 record = make()
             except BaseException:
@@ -334,17 +310,17 @@ class StreamPool:
 
     def _try_to_save(self) -> None:
         """Save, and go on after an error: a full disk may have room again later."""
+        failed = False
         try:
             self.save()
         except TtapcaError as error:
+            failed = True
             self._tell(self._observer.refused, type(error).__name__)
             if not self._unsaved:  # once, not at every attempt
                 LOGGER.error("streams stay in memory, as they cannot be saved: %s", error)
-            self._unsaved = True
-        else:
-            if self._unsaved:
-                LOGGER.info("streams are saved again")
-            self._unsaved = False
+        if self._unsaved and not failed:
+            LOGGER.info("streams are saved again")
+        self._unsaved = failed
 
     # Passes ----------------------------------------------------------------------------------
 
@@ -392,19 +368,15 @@ class StreamPool:
             if len(requests) > 1:
                 for each in requests:
                     self._answer([each])
-            else:
-                self._give_up(requests[0], error)
+            else:  # a stream that would have begun has not
+                self._streams.release(requests[0].reservation)
+                _settle(requests[0].answer, error)
             return
         seconds = time.perf_counter() - begun
         images = sum(len(each.images) for each in requests)
         self._tell(self._observer.passed, images, len(requests), seconds)
         for request, prediction in zip(requests, predictions, strict=True):
             self._finish(request, prediction)
-
-    def _give_up(self, request: Request, error: BaseException) -> None:
-        """Answer with an error; a stream that would have begun has not."""
-        self._streams.release(request.reservation)
-        _settle(request.answer, error)
 
     def _finish(self, request: Request, prediction: StreamPrediction) -> None:
         """Keep the record of a stream after a pass, and answer its request."""

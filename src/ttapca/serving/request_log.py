@@ -1,7 +1,6 @@
 """One line for each request: for people, or as JSON for programs.
 
-A line holds the route, not the address that was asked for, and the names of token and stream; it
-never holds a token, a query or anything of an image.
+A line has the route instead of the address, and no token, query or anything of an image.
 """
 
 from __future__ import annotations
@@ -48,10 +47,9 @@ class RequestRecord:
             parts.append(f"{self.images} image{'s' * (self.images != 1)}")
         return f"{', '.join(parts)}  ({self.request})"
 
-
-def log_request(record: RequestRecord) -> None:
-    """Write the line of a request."""
-    LOGGER.info("%s", record.line(), extra={"request_record": record})
+    def log(self) -> None:
+        """Write the line."""
+        LOGGER.info("%s", self.line(), extra={"request_record": self})
 
 
 class JsonLines(logging.Formatter):
@@ -106,10 +104,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 @contextmanager
 def logging_to(stream: TextIO, *, as_json: bool) -> Iterator[None]:
-    """Write the lines of this service and the warnings of uvicorn while the block runs.
-
-    The end waits a moment for the last lines; without a reader they are lost.
-    """
+    """Write the lines of this service and the warnings of uvicorn while the block runs."""
     handler = _Queue(queue.SimpleQueue())
     formatter = JsonLines() if as_json else logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
 

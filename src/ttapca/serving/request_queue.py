@@ -49,10 +49,7 @@ class RequestQueue:
         return len(self._requests)
 
     def check_room(self, images: int) -> None:
-        """Raise `PoolFullError` unless this number of images may wait as well.
-
-        One request may always wait alone: a larger one than the queue would never find room.
-        """
+        """Raise `PoolFullError` if too many images would wait; any request may wait alone."""
         if self.images and self.images + images > self._limits.max_queue:
             raise PoolFullError(
                 f"At most {self._limits.max_queue:,} images may wait for an answer; "

@@ -1,8 +1,7 @@
 """A small client of `ttapca serve`, with nothing but the standard library.
 
-It keeps its connection, waits as long as `Retry-After` of a busy server says, and tries again for a
-while if the server cannot be reached, as during a restart. A request whose answer was lost is sent
-again; its images then count twice in the stream.
+It waits as long as `Retry-After` of a busy server says, and tries again for a while if the server
+cannot be reached. A request whose answer was lost is sent again; its images then count twice.
 """
 
 from __future__ import annotations

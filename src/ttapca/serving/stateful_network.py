@@ -1,8 +1,7 @@
 """A network that adapts as one function: images and states in, logits and states out.
 
-For runtimes that keep the state of a stream themselves and hand it back with the next images. It is
-the code of adapters and pools; only `TracedBatch` knows that its numbers are traced. Everything is
-float32, because many accelerators know nothing else.
+It is the code of adapters and pools; only `TracedBatch` knows that its numbers are traced.
+Everything is float32, because many accelerators know nothing else.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ UNUSED = ("outliers", "latest", "implausible", "alarm", "conditions", "spectra.0
 
 
 class TracedBatch(StreamBatch):
-    """A batch with `each` images of all streams, whose states are tables with a row for each.
-
-    The tables have the names of `leaves`, and `empty` is the state of a new stream.
-    """
+    """A batch with `each` images of all streams, whose states are tables with a row for each."""
 
     traced = True
 
@@ -96,8 +92,8 @@ class TracedBatch(StreamBatch):
         self.chain = after
 
     def _under(self, prefix: str) -> dict[str, Tensor]:
-        some = self._tables.items()
-        return {name.removeprefix(prefix): each for name, each in some if name.startswith(prefix)}
+        own = {name: each for name, each in self._tables.items() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): each for name, each in own.items()}
 
     def after(self) -> dict[str, Tensor]:
         """Return the states of the streams after the batch, by the same names as before."""
@@ -113,15 +109,11 @@ class TracedBatch(StreamBatch):
 
 
 class StatefulNetwork(nn.Module):
-    """Predicts images of some streams, given the state of each stream.
+    """Predicts images of some streams, given the state of each; `wiener` with one condition.
 
-    It adapts by `wiener` with one condition for each stream. A stream with an image that is not
-    finite keeps its state, and its shift. The filter is on the model until `detach` is called.
-
-    Attributes:
-        state: Shape of each part of a stream's state, by the names that files of streams have. A
-            new stream has zeros. A single number has the shape (1,), since some runtimes, such as
-            Triton, can begin no state without dimensions.
+    `state` has the shape of each part of a stream's state, by the names that files of streams have.
+    A new stream has zeros. A single number has the shape (1,), since some runtimes, such as Triton,
+    can begin no state without dimensions.
 
     Example:
         >>> import ttapca
@@ -129,11 +121,9 @@ class StatefulNetwork(nn.Module):
         >>> source = torch.rand(100, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         >>> network = StatefulNetwork(model, ttapca.fit(model, "0", source))
         >>> state = [torch.zeros(2, *shape) for shape in network.state.values()]
-        >>> images = torch.stack([source[:1], 3 * source[:1]])  # one of each of two streams
-        >>> logits, shift, *state = network(images, *state)
+        >>> logits, shift, *state = network(source[:2, None], *state)
         >>> logits.shape, shift.shape, state[0].tolist()
         (torch.Size([2, 1, 3]), torch.Size([2, 1]), [[1.0], [1.0]])
-        >>> model = network.detach()
     """
 
     def __init__(
@@ -160,15 +150,9 @@ class StatefulNetwork(nn.Module):
         self._numbers = [name for name, shape in shapes.items() if not shape]
 
     def forward(self, images: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """Return logits, shifts and states.
+        """Return logits, (streams, images, classes), shifts, (streams, 1), and the next state.
 
-        Args:
-            images: Equally many of each stream, shape (streams, images, *shape).
-            state: The parts that `self.state` names, each of shape (streams, *shape).
-
-        Returns:
-            Logits, shape (streams, images, classes); how surely each stream has shifted, from 0 to
-            1, shape (streams, 1); and the state to give with the next images.
+        Images have the shape (streams, images, *shape); parts of the state (streams, *shape).
         """
         before = dict(zip(self.state, state, strict=True))
         tables = before | {name: before[name].squeeze(1) for name in self._numbers}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from ttapca.errors import (
     DamagedStreamError,
@@ -19,8 +18,6 @@ from ttapca.serving.limits import PoolLimits
 from ttapca.serving.stream_record import StreamRecord, check_name, read_record
 from ttapca.serving.stream_store import StreamStore
 
-# Is called with the names of all streams before a new one begins; an error refuses it.
-Admission: TypeAlias = Callable[[Collection[str]], None]
 EVICTED = 0.1  # share of the streams in memory that is evicted at once
 IMAGES = 32  # streams whose last image is kept to be shown
 LOOKED_AT = 20  # streams on disk that are read before a store is taken for one of another kind
@@ -34,10 +31,7 @@ class Reservation:
 
 
 class StreamCache:
-    """Records by the names of their streams; any thread may call it.
-
-    Without a store, records are in memory only. Files of another kind than the pool's are refused.
-    """
+    """Records by the names of their streams; any thread may call it."""
 
     def __init__(
         self,
@@ -63,10 +57,7 @@ class StreamCache:
             self._check_kind(store)
 
     def _check_kind(self, store: StreamStore) -> None:
-        """Read streams until one is whole: pools of one kind have written all of them.
-
-        A damaged one must not keep all others from going on.
-        """
+        """Read streams until one is whole: a damaged one must not keep the others from going on."""
         for name in sorted(self._known)[:LOOKED_AT]:
             try:
                 self._stored(name, store)
@@ -75,8 +66,7 @@ class StreamCache:
                 found = error
         raise SavedStreamError(
             f"A pool goes on with streams of its own network and filter; {store.path} keeps "
-            f"others. {found.__cause__} Use the network and filter that it was begun with, or "
-            "another file."
+            f"others. {found.__cause__} Use its own network and filter, or another file."
         ) from found
 
     def __len__(self) -> int:
@@ -90,38 +80,28 @@ class StreamCache:
                 return sorted(self._known)
             return sorted(self._shifted if shifted else self._known - self._shifted)
 
-    def reserve(self, name: str, admit: Admission | None = None) -> Reservation:
-        """Make a stream known, or raise `TooManyStreamsError`; call `put` or `release` then.
-
-        `admit` may refuse a new stream by an error of its own.
-        """
+    def reserve(self, name: str) -> Reservation:
+        """Make a stream known, or raise `TooManyStreamsError`; call `put` or `release` then."""
         most = self._limits.max_streams
         if self._store is None:
             most = min(most, self._limits.max_resident)
         with self._lock:
-            if name not in self._known and len(self._known) >= most:
+            new = name not in self._known
+            if new and len(self._known) >= most:
                 raise TooManyStreamsError(
                     f"There may be at most {most:,} streams, and there are; `{name}` would be one "
                     "more. Drop some that are over."
                 )
-            if name not in self._known and self._store is None and self._is_full():
+            if new and self._store is None and self._is_full():
                 raise TooManyStreamsError(
                     f"All streams may take {self._limits.max_memory:,} bytes, and they do; "
-                    f"`{name}` would be one more. Drop some that are over, or keep them in a "
-                    "`StreamStore`."
+                    f"`{name}` would be one more. Drop some, or keep them in a `StreamStore`."
                 )
-            self.check_admission(name, admit)
             reservation = Reservation(name)
-            if name in self._reservations or name not in self._known:
+            if new or name in self._reservations:
                 self._reservations.setdefault(name, set()).add(reservation)
             self._known.add(name)
             return reservation
-
-    def check_admission(self, name: str, admit: Admission | None) -> None:
-        """Raise the error with which `admit` refuses the stream, if it is new."""
-        with self._lock:
-            if name not in self._known and admit is not None:
-                admit(self._known)
 
     def release(self, reservation: Reservation) -> None:
         """Give up a reservation; a stream that has neither a record nor another one is unknown."""
@@ -218,10 +198,9 @@ class StreamCache:
             self._images.pop(name, None)
 
     def make_room(self, coming: int, save: Callable[[], None]) -> None:
-        """Evict the streams that were not used for longest, if there would be too many.
+        """Evict the streams that were not used for longest, if `coming` more would be too many.
 
-        `coming` streams are about to be used. `save` saves and survives errors: an unsaved record
-        stays in memory.
+        `save` saves and survives errors: an unsaved record stays in memory.
         """
         most = self._limits.max_resident
         fits = len(self._records) + coming <= most and not self._is_full()

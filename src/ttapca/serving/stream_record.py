@@ -1,7 +1,7 @@
 """The record that a pool keeps of one stream, and its file.
 
-A record is never written into: a pass makes new ones, which replace the old ones when the pass is
-over. So every reader sees a whole record, and a pass that fails leaves no mark.
+A record is never written into, so every reader sees a whole one, and a pass that fails leaves no
+mark.
 """
 
 from __future__ import annotations
@@ -26,14 +26,7 @@ TIME = Maybe(Number(0, 1e11))  # seconds since 1970: until the year 5138
 
 
 def check_name(name: object, longest: int = LONGEST_NAME) -> None:
-    """Raise `StreamNameError` unless a stream may have this name, of `longest` letters at most.
-
-    Example:
-        >>> check_name("camera-7")
-        >>> check_name("../etc/passwd")
-        Traceback (most recent call last):
-        ttapca.errors.StreamNameError: The name of a stream must have 1 to 100 letters of ...
-    """
+    """Raise `StreamNameError` unless a stream may have this name, of `longest` letters at most."""
     if not isinstance(name, str) or len(name) > longest or not re.fullmatch(NAME_PATTERN, name):
         raise StreamNameError(
             f"The name of a stream must have 1 to {longest} letters of A-Z, a-z, 0-9, dot, hyphen "
@@ -97,8 +90,7 @@ FACTS: dict[str, Rule] = dict.fromkeys([f.name for f in fields(StreamRecord)[1:]
 def read_record(data: bytes, kind: str, like: StreamRecord) -> StreamRecord:
     """Return the record that `StreamRecord.to_bytes` wrote, or one for a stream of an adapter.
 
-    Everything in the data is checked, or `SavedStreamError` is raised: they may come from a client.
-    `kind` is that of the pool, and `like` a new record of it.
+    All of the data, which may come from a client, is checked. `like` is a new record of the pool.
     """
     saved = read_saved(data, kind, like.state, "The file")
     if saved.state is None:

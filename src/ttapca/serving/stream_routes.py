@@ -71,8 +71,7 @@ async def predict(request: Request, stream: StreamName, full: Full = False) -> R
     service, token, name = _named(request, stream, "predict")
     kind = request.headers.get("content-type", "")
     async with service.body(request) as body:
-        service.pool.check_admission(name, token.check_quota)
-        answer = await service.answer(token, name, kind, body)
+        answer = await service.answer(name, kind, body)
     request.state.record.images = len(answer.logits)
     facts = partial(api.answer_facts, answer, token, service.facts.classes)
     if not full:
@@ -129,11 +128,9 @@ async def switch(request: Request, name: Name) -> Response:
     """Switch a stream off, to shadow or on; a new one begins in that mode."""
     service, token, full = _named(request, name, "control")
     async with service.body(request) as body:
-        service.pool.check_admission(full, token.check_quota)
         change = parse_json(body, "The body", _bad_body)
         conform(change, CHANGE, "The body", _bad_body)
-    work = partial(service.pool.set_mode, full, change["mode"], admit=token.check_quota)
-    return await _told(service, token, work)
+    return await _told(service, token, partial(service.pool.set_mode, full, change["mode"]))
 
 
 @router.delete(STREAM, status_code=204, responses=refusals(404))
@@ -188,9 +185,7 @@ async def load_state(request: Request, name: Name) -> Response:
     """Load a stream that was read before, here or elsewhere, with this network and filter."""
     service, token, full = _named(request, name, "control")
     async with service.body(request) as body:
-        service.pool.check_admission(full, token.check_quota)
-        work = partial(service.pool.restore, full, body, admit=token.check_quota)
-        return await _told(service, token, work)
+        return await _told(service, token, partial(service.pool.restore, full, body))
 
 
 @router.get(f"{STREAM}/pictures", response_model=api.Pictures, responses=refusals(404))
@@ -228,8 +223,7 @@ async def _picture(request: Request, name: str, place: int) -> Response:
         if pictures is None:
             raise HttpError(
                 "no_picture",
-                "A stream has pictures once it was sent images; this one was not since the "
-                "service was started.",
+                "A stream has pictures once it is sent images; this one was sent none of late.",
             )
         return api.png_bytes(pictures[place])
 

@@ -1,8 +1,7 @@
 """The states of streams on disk, in one SQLite file.
 
-SQLite rather than a file for each stream: all changes of a few seconds are one transaction, which
-is there whole or not at all after `kill -9`; ten thousand streams are one file; and the name of a
-stream is a value in a table, never a path. A state is a safetensors blob: nothing in it is run.
+All changes of a few seconds are one transaction, which is there whole or not at all after `kill
+-9`. The name of a stream is a value in a table, never a path. Nothing in a state is run.
 """
 
 from __future__ import annotations
@@ -87,16 +86,12 @@ class StreamStore:
     def names(self) -> list[str]:
         """Return the names of all streams, sorted."""
         with self._transaction() as connection:
-            return [
-                name for (name,) in connection.execute("SELECT name FROM streams ORDER BY name")
-            ]
+            return [row[0] for row in connection.execute("SELECT name FROM streams ORDER BY name")]
 
     def shifted(self) -> list[str]:
         """Return the names of the streams that were written as shifted, sorted."""
         with self._transaction() as connection:
-            return [
-                name for (name,) in connection.execute("SELECT name FROM shifted ORDER BY name")
-            ]
+            return [row[0] for row in connection.execute("SELECT name FROM shifted ORDER BY name")]
 
     def read(self, name: str) -> bytes | None:
         """Return the state of a stream; None if there is none."""
@@ -106,12 +101,7 @@ class StreamStore:
         return None if row is None else bytes(row[0])
 
     def write(self, states: Mapping[str, bytes], shifted: Collection[str] = ()) -> None:
-        """Replace the states of some streams, all of them or none.
-
-        Args:
-            states: By name.
-            shifted: Names of those that have shifted.
-        """
+        """Replace the states of some streams by name, all of them or none."""
         now = time.time()
         rows = [(name, state, now) for name, state in states.items()]
         with self._transaction() as connection:

@@ -65,14 +65,8 @@ def can_be_quick(x: Tensor) -> bool:
 def some_places(x: Tensor) -> Tensor:
     """Return evenly spread places of large feature maps; small ones as they are.
 
-    Neighbours are alike: some hundred places tell mean and variance of a channel about as well as
-    all of them, and most of the time for these goes into reading them. They have the shape (batch,
-    channels, places), or (1, channels, places of all, 1).
-
-    Example:
-        >>> with torch.no_grad():
-        ...     some_places(torch.zeros(1, 16, 112, 112)).shape
-        torch.Size([1, 16, 130])
+    Neighbours are alike: some hundred places tell the moments of a channel about as well as all of
+    them. The shape is (batch, channels, places), or (1, channels, places of all, 1).
     """
     step = _step(x)
     if step == 1:
@@ -138,10 +132,7 @@ def channel_moments(x: Tensor) -> Moments:
 
 
 def _moments_of_one(x: Tensor) -> Moments:
-    """Return mean and variance of every channel of one sample.
-
-    Each channel is a group by itself, and for groups torch has the quickest statistics there are.
-    """
+    """Return the moments of one sample: torch is quickest at groups, so each channel is one."""
     channels = x.shape[1]
     places = x.numel() // channels
     _, mean, scale = torch.native_group_norm(
@@ -154,9 +145,8 @@ def quick_moments(x: Tensor) -> Moments:
     """Return mean and variance of every channel of a large batch, without gradients.
 
     On a CPU torch's own `var_mean` takes as long as a convolution. Sums and norms of single
-    feature maps are many times faster, and are added up in float64. The variance is then a
-    difference of squares. If the mean is so far from zero that this would cost digits, or feature
-    maps are not contiguous, torch's statistics for training take over.
+    feature maps are many times faster. The variance is then a difference of squares, unless the
+    mean is so far from zero that this would cost digits.
     """
     if x.is_contiguous() and x.dim() > 2:
         count = x.numel() // x.shape[1]

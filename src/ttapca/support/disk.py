@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import functools
 import itertools
 import os
 import platform
@@ -29,8 +28,7 @@ LOCK_MARK = ".ttapca-lock"
 Found = TypeVar("Found")
 
 # Constants of Linux's renameat2: paths are relative to the working directory; swap two names.
-AT_FDCWD = -100
-RENAME_EXCHANGE = 2
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
 _FORBIDDEN = "You may not write there; choose another place with `--to DIR`."
 _IN_THE_WAY = "A file is where a folder should be; move it away or use `--to DIR`."
 ADVICE = {
@@ -106,10 +104,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def queued(lock: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Wait until no other process is inside a block with the same lock, a file that stays.
-
-    `waiting` is called once with the name of the process that is waited for.
-    """
+    """Wait until no other process holds this lock, a file; `waiting` is told which one does."""
     if sys.platform == "win32":
         yield
         return
@@ -131,24 +126,12 @@ def queued(lock: Path, waiting: Callable[[str], None] | None = None) -> Iterator
 
 @contextmanager
 def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
-    """Yield a folder to fill, and move it to `target` in one step when the block ends.
+    """Yield a folder to fill, and move it to `target` when the block ends.
 
-    If the block fails, the unfinished folder is removed. Processes that write to one place take
-    turns, and the last one's folder stays. A process that is killed leaves either the old folder or
+    Processes that write to one place take turns. One that is killed leaves either the old folder or
     the new one, complete: on Linux at `target`, because two names can be swapped in one step;
     elsewhere possibly beside it, from where `recover` puts it back. The next process removes all
-    other leftovers.
-
-    The folder that was there before is kept under the name of `spare_name`, if `keep_old` says so.
-    `StorageError` is raised if the operating system refuses to write.
-
-    Example:
-        >>> import tempfile
-        >>> target = Path(tempfile.mkdtemp()) / "data"
-        >>> with staged_folder(target) as folder:
-        ...     _ = (folder / "a").write_text("all of it")
-        >>> (target / "a").read_text()
-        'all of it'
+    other leftovers. With `keep_old`, the folder that was there gets another name (`spare_name`).
     """
     with writing(target), _turn_at(target) as alone:
         _recover(target)
@@ -171,11 +154,7 @@ def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
 
 
 def recover(target: Path) -> None:
-    """Put back a folder that a killed process left beside `target`; of two, the new one.
-
-    That happens only if two names cannot be swapped in one step, to a process that was killed
-    between the two renames of `staged_folder`.
-    """
+    """Put back a folder of a process that was killed between the renames; of two, the new one."""
     if not os.path.lexists(target) and _beside(target, WHOLE_MARK):
         with _turn_at(target):  # of a process that is at work between these renames
             _recover(target)
@@ -226,8 +205,7 @@ def _new_staging(target: Path, *, alone: bool) -> Path:
 def read_replaceable(folder: Path, read: Callable[[], Found]) -> Found:
     """Return what `read` finds in a folder that other processes may replace meanwhile.
 
-    If reading fails, and another folder is there by then, the files may not have belonged together,
-    and are read again.
+    If another folder is there after a failure, the files may not have belonged together.
     """
     while True:
         before = _identity(folder)
@@ -281,23 +259,12 @@ def _put_in_place(staging: Path, target: Path) -> list[Path]:
 
 def _exchange(one: Path, other: Path) -> bool:
     """Swap two names in one step; return False if the system or the disk cannot."""
-    renameat2 = _renameat2()
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
     if renameat2 is None:
         return False
     names = os.fsencode(one), os.fsencode(other)
     failed: int = renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
     return not failed  # if it failed for another reason, plain renames will report it
-
-
-@functools.cache
-def _renameat2() -> Callable[..., int] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    found = getattr(ctypes.CDLL(None), "renameat2", None)
-    if found is not None:
-        number, name = ctypes.c_int, ctypes.c_char_p
-        found.argtypes = (number, name, number, name, ctypes.c_uint)
-    return found
 
 
 def _beside(target: Path, mark: str) -> list[Path]:
@@ -319,8 +286,7 @@ def _remove(path: Path) -> None:
 def replace_file(target: Path, content: bytes) -> None:
     """Write a file in one step: readers find either the old one or the new one.
 
-    If several processes write the same file, the last one's stays. A link stays a link, to the new
-    file. A device or a pipe, such as `/dev/stdout`, is written to.
+    A link stays a link, to the new file. A device or a pipe, as `/dev/stdout`, is written to.
     """
     with writing(target):
         if target.exists() and not target.is_file():  # a file in its place would destroy it

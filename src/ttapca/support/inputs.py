@@ -1,8 +1,4 @@
-"""What a model takes of a batch, and its arguments with the images among them changed.
-
-Of a tuple it takes the first part, of a dict the arguments by name. Arrays become tensors here, and
-float64, which numpy makes unasked, becomes the precision in which the model computes.
-"""
+"""What a model takes of a batch, and its arguments with the images among them changed."""
 
 from __future__ import annotations
 
@@ -36,12 +32,7 @@ def arguments_in(batch: Any, model: nn.Module) -> tuple[Any, ...] | dict[str, An
     """Return the arguments with which a model is called for a batch; None if they are unknown.
 
     Of a tuple or a list the first element is taken, as the others are labels. Of a dict those
-    entries are taken that the model has arguments for, without labels; or else the one that is
-    called `pixel_values`, `image`, ...
-
-    Example:
-        >>> arguments_in({"input": 1, "labels": 2}, nn.Linear(2, 2))
-        {'input': 1}
+    entries are taken that the model has arguments for, without labels; or else the images.
     """
     if isinstance(batch, (tuple, list)):
         if not batch or not isinstance(batch[0], Mapping):
@@ -70,10 +61,9 @@ def _samples(batch: Mapping[str, Any]) -> tuple[Any] | None:
 
 
 def as_tensor(value: Any, precision: torch.dtype | None = None) -> Any:
-    """Return an array as a tensor; other values as they are.
+    """Return an array as a tensor, and float64 in the model's precision; other values as they are.
 
-    If value or precision is float64, floating-point values are converted to the precision of the
-    model: it takes no other. None converts nothing.
+    A model of float64 takes no other precision. None converts nothing.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biufc":
@@ -142,12 +132,7 @@ def _map_first(
 def map_first_tensor(
     change: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments:
-    """Return a model's arguments with the first tensor changed, usually the images.
-
-    Example:
-        >>> map_first_tensor(torch.neg, ("x", torch.tensor(1), torch.tensor(2)), {})
-        (('x', tensor(-1), tensor(2)), {})
-    """
+    """Return a model's arguments with the first tensor changed, usually the images."""
     found = _map_first(change, args, kwargs)
     if found is None:
         raise ShapeError("This method changes the images given to a model; it was given no tensor.")
@@ -155,20 +140,14 @@ def map_first_tensor(
 
 
 def mirror_images(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:
-    """Return arguments with left and right of the images exchanged; None if there are no images.
-
-    The images are the first tensor of floating-point numbers of shape (batch, channels, height,
-    width).
-    """
+    """Return arguments with left and right of images, (n, c, h, w), exchanged, if there are any."""
     return _map_first(lambda images: images.flip(-1), args, kwargs, dim=4)
 
 
 def mirror_back(logits: Tensor) -> Tensor | None:
-    """Return the logits of mirrored images as those of the images.
+    """Return the logits of mirrored images as those of the images; None if left is unknown.
 
-    One prediction per image, shape (batch,) or (batch, classes), stays; a prediction for every
-    pixel, shape (batch, classes, height, width), is mirrored again. Return None for other shapes,
-    whose left and right are unknown.
+    Only predictions of every pixel, shape (batch, classes, height, width), have a left and right.
     """
     if logits.dim() == 4:
         return logits.flip(-1)
@@ -177,17 +156,7 @@ def mirror_back(logits: Tensor) -> Tensor | None:
 
 @contextmanager
 def explained_inputs(inputs: Iterable[Any]) -> Iterator[None]:
-    """Explain what is wrong with a model's inputs if the model, run inside the block, fails.
-
-    A model may take anything, so nothing is refused beforehand: lists, dicts, arrays, whole numbers
-    and another precision are named, by an `InputTypeError`, only once the model has failed on them.
-
-    Example:
-        >>> with explained_inputs([[1.0, 2.0]]):
-        ...     nn.Linear(2, 1)([1.0, 2.0])
-        Traceback (most recent call last):
-        ttapca.errors.InputTypeError: A model takes tensors; found a list...
-    """
+    """Explain what is wrong with a model's inputs if the model, run inside the block, fails."""
     given = list(inputs)
     try:
         yield

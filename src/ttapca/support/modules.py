@@ -1,7 +1,4 @@
-"""Small tools for other people's modules: find a layer, see its inputs and outputs, keep its flags.
-
-Hooks live for one forward pass: nothing of them stays on the model, in a copy or a pickle.
-"""
+"""Tools for other people's modules: find a layer, see its inputs and outputs, keep its flags."""
 
 from __future__ import annotations
 
@@ -55,9 +52,6 @@ class LayerPaths:
     two of these also if only a part of a network is wrapped. So `0` and `model.0` are one layer
     unless the model has both.
 
-    Attributes:
-        layers: By path, as in `model.named_modules()`.
-
     Example:
         >>> paths = LayerPaths(nn.DataParallel(nn.Sequential(nn.Linear(2, 3))))
         >>> paths.find("0"), paths.find("model.0"), paths.canonical("module.0")
@@ -65,9 +59,8 @@ class LayerPaths:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.layers: dict[str, nn.Module] = {
-            name: module for name, module in model.named_modules() if name
-        }
+        named = model.named_modules()
+        self.layers: dict[str, nn.Module] = {name: module for name, module in named if name}
         self._model = model
 
     def find(self, path: str) -> str:
@@ -89,9 +82,9 @@ class LayerPaths:
                     f"{several}. Name one of these."
                 )
         names = [f"`{name}`" for name in self.layers]
-        shown = ", ".join(names[:8]) or "none"
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-        offer = did_you_mean(path, self.layers) or f" There are: {shown}{more}."
+        there = f" There are: {', '.join(names[:8]) or 'none'}{more}."
+        offer = did_you_mean(path, self.layers) or there
         raise LayerNotFoundError(f"The model has no layer `{path}`.{offer}")
 
     def find_any(self, path: str) -> str:
@@ -102,10 +95,7 @@ class LayerPaths:
             return path
 
     def canonical(self, path: str) -> str:
-        """Return the path that a layer of this model has in the network without its wrappers.
-
-        A path that could be mistaken for that of another layer stays as it is.
-        """
+        """Return the path of a layer in the network without its wrappers, if it is unmistakable."""
         short = _unwrapped(path.removeprefix(self._prefix))
         return short if self.find_any(short) == path else path
 
@@ -114,10 +104,10 @@ class LayerPaths:
         return core_of(self._model)[0]
 
     @cached_property
-    def _by_bare_path(self) -> list[dict[str, list[str]]]:
-        found: list[dict[str, list[str]]] = [{}, {}]
-        for known, bare in zip(found, (_unwrapped, _bare), strict=True):
-            for name in self.layers:
+    def _by_bare_path(self) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+        found: tuple[dict[str, list[str]], dict[str, list[str]]] = ({}, {})
+        for name in self.layers:
+            for known, bare in zip(found, (_unwrapped, _bare), strict=True):
                 known.setdefault(bare(name), []).append(name)
         return found
 
@@ -141,15 +131,7 @@ def find_layer(model: nn.Module, path: str) -> nn.Module:
 
 
 def core_of(model: nn.Module) -> tuple[str, nn.Module]:
-    """Return the prefix that wrappers give to paths of layers, and the network inside of them.
-
-    A wrapper holds a network as `model`, `module` or `_orig_mod`, and no parameters beside it: a
-    layer that normalises, `DataParallel`, `torch.compile`.
-
-    Example:
-        >>> core_of(nn.DataParallel(nn.Linear(2, 3)))
-        ('module.', Linear(in_features=2, out_features=3, bias=True))
-    """
+    """Return the prefix that wrappers give to paths of layers, and the network inside of them."""
     prefix = ""
     while True:
         for name in WRAPPED:
@@ -181,16 +163,12 @@ def path_of(model: nn.Module, layer: nn.Module) -> str:
 
 
 def classifier_features(caught: list[Any], samples: int) -> Tensor:
-    """Return the classifier's input, one row for each sample, in float32 at least.
-
-    `caught` holds the first input of each of its calls in one forward pass.
-    """
+    """Return the classifier's input, (samples, features), from its inputs in one forward pass."""
     if len(caught) != 1 or not isinstance(caught[0], Tensor) or len(caught[0]) != samples:
         calls = [tuple(getattr(value, "shape", ())) for value in caught]
         raise LayerOutputError(
-            "The classifier is called once in a forward pass, on one row of features for each of "
-            f"the {samples} samples; found calls on {calls}. Name the right layer with "
-            "`classifier=`."
+            "The classifier is called once in a pass, on one row of features for each of the "
+            f"{samples} samples; found calls on {calls}. Name the right layer with `classifier=`."
         )
     return at_least_float32(caught[0].flatten(1))
 
@@ -210,17 +188,7 @@ class _Reached(Exception):  # noqa: N818 - a signal, not an error
 
 @contextmanager
 def stopped_at(layer: nn.Module, *, before: bool = False) -> Iterator[list[Any]]:
-    """Collect a layer's output and leave the block: the layers after it are not computed.
-
-    With `before`, collect its first input instead, and do not compute the layer either.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-        >>> with stopped_at(model[0]) as caught:
-        ...     output = model(torch.zeros(5, 3))
-        >>> [value.shape for value in caught]
-        [torch.Size([5, 2])]
-    """
+    """Collect a layer's output, or first input, and leave the block: later layers do not run."""
     caught: list[Any] = []
 
     def catch(value: Any) -> None:

@@ -1,8 +1,7 @@
 """BatchNorm, GroupNorm and LayerNorm layers: find them, and run them in parts.
 
-GroupNorm and LayerNorm over the last dimension normalise every sample by itself; they are called
-sample norms here, and are run without their own scale and shift, with channels in the second
-dimension, so that callers need not ask which of the two a layer is.
+GroupNorm and LayerNorm over the last dimension are called sample norms here; their values have the
+channels in the second dimension, so that callers need not ask which of the two a layer is.
 """
 
 from __future__ import annotations
@@ -68,9 +67,7 @@ SampleNorm = nn.GroupNorm | nn.LayerNorm
 def is_sample_norm(layer: nn.Module) -> TypeGuard[SampleNorm]:
     """Return whether a layer is a GroupNorm, or a LayerNorm over the last dimension.
 
-    A LayerNorm over several dimensions has no channels. A layer with a `forward` of its own may
-    have them somewhere else, as the `LayerNorm2d` of many networks, or do more than normalise, as
-    the `GroupNormAct` of timm.
+    A layer with a `forward` of its own may have its channels somewhere else, or do more.
     """
     if isinstance(layer, nn.GroupNorm):
         return type(layer).forward is nn.GroupNorm.forward
@@ -121,8 +118,7 @@ def call_every_layer(
 ) -> None:
     """Make a model call these layers while a surface is enabled, by patches that are added.
 
-    In evaluation mode and without gradients, `nn.TransformerEncoderLayer` computes everything in
-    one function of torch and never calls its LayerNorm layers.
+    Without gradients, `nn.TransformerEncoderLayer` never calls its LayerNorm layers.
     """
     wanted = {id(layer) for layer in layers}
     for module in model.modules():
@@ -139,17 +135,7 @@ class _Contiguous(Wrapper):
 
 
 def make_gradients_safe(model: nn.Module, patches: Patches) -> None:
-    """Make gradients through GroupNorm safe, by patches that are added to others.
-
-    On a CPU, torch's backward pass of GroupNorm crashes the process if images are laid out with
-    channels last (seen in torch 2.13). So the layers get a contiguous copy.
-
-    Example:
-        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
-        >>> with safe_gradients(model):
-        ...     x = torch.rand(2, 3, 8, 8).to(memory_format=torch.channels_last)
-        ...     model(x).sum().backward()
-    """
+    """Make gradients of GroupNorm safe: on a CPU channels last would crash torch (seen in 2.13)."""
     for module in model.modules():
         if isinstance(module, nn.GroupNorm):
             patches.wrap(module, _Contiguous())

@@ -8,8 +8,7 @@ other kinds become such logits, and the logits that a method returns become outp
     multilabel    (batch, labels, ...)          the same for every label: (batch, 2, labels, ...)
     regression                                  there are no classes
 
-So a method for classes serves a single logit as it serves two, and one that takes predictions for
-every pixel serves labels as if they were pixels. Nothing else in the library knows of kinds.
+Nothing else in the library knows of kinds.
 """
 
 from __future__ import annotations
@@ -37,16 +36,8 @@ FindLogits = Callable[[Any], Tensor]
 class Outputs:
     """Reads what a model returns as logits of classes, and writes such logits as it returns them.
 
-    Args:
-        kind: What the outputs mean. By default one logit is `binary`, and more are `multiclass`.
-        find: Finds the logits in what the model returns; by default it returns nothing else.
-        reads: What they are read as.
-
-    Attributes:
-        found: The kind as which the last outputs were read.
-
-    Raises:
-        OptionError: An option makes no sense, or outputs of this kind cannot be read so.
+    `find` finds the logits in what the model returns; by default it returns nothing else. `found`
+    is the kind as which the last outputs were read.
 
     Example:
         >>> outputs = Outputs(reads="probabilities")
@@ -73,14 +64,12 @@ class Outputs:
         if kind == "regression" and reads in ("probabilities", "classes"):
             raise OptionError(
                 "This method looks at class probabilities; the outputs of a regression have none. "
-                "Choose one that takes any output, or leave "
-                '`outputs="regression"` out if the model predicts classes.'
+                "Choose one that takes any output, or leave `outputs=` out."
             )
         if kind == "multilabel" and reads == "classes":
             raise OptionError(
                 "This method is for classes that exclude each other; the labels of "
-                '`outputs="multilabel"` do not. Choose one that looks at each label by itself, or '
-                "one that takes any output."
+                '`outputs="multilabel"` do not. Choose one that takes labels, or any output.'
             )
         self.kind: OutputKind | None = kind
         self.find = find
@@ -177,9 +166,8 @@ def _no_logits(output: object) -> LayerOutputError:
 def _check(holds: bool, kind: OutputKind, rule: str, logits: Tensor) -> None:
     if not holds:
         raise LayerOutputError(
-            f'`outputs="{kind}"` needs {rule}; the model returns the shape '
-            f"{tuple(logits.shape)}. Say what its outputs are, one of "
-            f"{', '.join(get_args(OutputKind))}, or leave it to their shape."
+            f'`outputs="{kind}"` needs {rule}; the model returns the shape {tuple(logits.shape)}. '
+            f"Choose one of {', '.join(get_args(OutputKind))}, or leave it to their shape."
         )
 
 
@@ -190,18 +178,13 @@ def softmax_entropy(logits: Tensor) -> Tensor:
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Return the log probabilities of logits, shape (batch, classes, ...), in float32 at least.
-
-    Raises:
-        LayerOutputError: This is not a tensor with two classes or more.
-    """
+    """Return the log probabilities of logits, shape (batch, classes, ...), in float32 at least."""
     if not isinstance(logits, Tensor) or logits.dim() < 2:
         raise _no_logits(logits)
     if logits.shape[1] < 2:
         raise LayerOutputError(
             "A method that lowers entropy needs logits of two classes or more; the model returns "
-            f"{logits.shape[1]}, and the softmax of one logit is always 1. Return two, whose "
-            "softmax is a sigmoid: torch.cat([torch.zeros_like(z), z], 1). An adapter does so by "
-            "itself; see `ttapca.support.outputs`."
+            f"{logits.shape[1]}, and the softmax of one logit is always 1. Return two, as an "
+            "adapter does: torch.cat([torch.zeros_like(z), z], 1)."
         )
     return logits.log_softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))

@@ -38,12 +38,7 @@ def parse_json(
 ) -> Any:
     """Parse JSON, with bounds on size, depth and numbers, and no name twice in one object.
 
-    Args:
-        text: Text, or bytes in UTF-8.
-        where: The file, for the error message.
-        error: Makes the error that is raised.
-        largest: Limit of characters.
-        finite: Whether to refuse NaN and infinity, which Python writes.
+    `where` names the file in the error that `error` makes; `finite` refuses NaN and infinity.
 
     Example:
         >>> from ttapca.errors import DataFormatError

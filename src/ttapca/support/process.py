@@ -1,8 +1,7 @@
 """This process: the memory that it has and can get, and Ctrl-C.
 
 A container often allows less memory than the machine has. Linux says so in the files of the control
-group that the process belongs to: version 2 has one tree of groups, version 1 one for each
-resource. A limit holds for all groups below it, so each group up to the root is asked.
+groups of the process, in one tree (version 2) or one for each resource (version 1).
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ PROC = Path("/proc")
 
 
 def available_memory(cgroups: Path = CGROUPS, proc: Path = PROC) -> int | None:
-    """Return how many bytes this process can still get; None if the system does not tell.
-
-    Memory that only caches files counts as free. Both arguments are for tests.
-    """
+    """Return how many bytes this process can still get, with caches; None if that is unknown."""
     limits = list(_group_limits(cgroups, proc))
     with suppress(OSError, ValueError, IndexError):
         lines = (proc / "meminfo").read_text().splitlines()
@@ -50,11 +46,7 @@ def forget_peak_memory() -> None:
 
 
 def _of_this_process(entry: str) -> int:
-    """Return bytes by Linux's own count; elsewhere the peak, and 0 on Windows, which tells none.
-
-    `getrusage` is used only if there is no other way: on Linux it starts with the peak of the
-    parent process.
-    """
+    """Return bytes by Linux's own count; elsewhere the peak, which a child would inherit there."""
     with suppress(OSError, ValueError, IndexError):
         for line in (PROC / "self" / "status").read_text().splitlines():
             if line.startswith(entry):

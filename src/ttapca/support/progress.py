@@ -29,23 +29,17 @@ class Reporter(Protocol):
         ...         print(text)
         ...     def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
         ...         print(f"{task}: {done} of {total}")
-        >>> reporter: Reporter = Loud()
-        >>> reporter.advance("checking", 1, 2)
-        checking: 1 of 2
+        >>> Steps(Loud(), "checking").finish()
+        checking: 0 of 0
     """
 
     def note(self, text: str) -> None:
         """Receive one finished sentence."""
 
     def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
-        """Receive the state of a task.
+        """Receive the state of a task: numbers of images, batches or bytes, and results so far.
 
-        Args:
-            task: Its name.
-            done: Number of images, batches or bytes that are done.
-            total: Number of all of them, or None if unknown. The task is finished when `done`
-                reaches it.
-            facts: Results so far, for people, such as the error.
+        The task is finished if `done` reaches `total`, which is None if it is unknown.
         """
 
 
@@ -77,11 +71,7 @@ class Counted(Generic[StepOf]):
 class Steps:
     """Wraps the batches of a loop, as `tqdm` does, and tells a reporter about each.
 
-    Args:
-        reporter: Receives the progress.
-        task: Name of the loop's work.
-        total: Number of batches of all loops together; by default that of the loops so far.
-        done: Number of batches that were done before.
+    `total` counts the batches of all loops, `done` those of earlier runs.
 
     Example:
         >>> sum(Steps(Silent(), "adding")([1, 2, 3]))

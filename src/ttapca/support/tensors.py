@@ -33,10 +33,7 @@ def at_least_float32(value: Tensor) -> Tensor:
 
 
 def not_below_float32(convert: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a function that moves and casts as another does, but casts none down from float32.
-
-    A narrower tensor, such as a copy that is quick to read, is cast as the other function does.
-    """
+    """Return a function that casts as another does, but casts none down from float32."""
 
     def converted(tensor: Tensor) -> Tensor:
         found = convert(tensor)
@@ -63,11 +60,7 @@ def own_precision(device: torch.device) -> AbstractContextManager[object]:
 
 @contextmanager
 def new_casts() -> Iterator[None]:
-    """Let autocast cast weights anew in every pass.
-
-    It would keep its casts until its block ends, and so run the model with weights as they were
-    before they were moved, or exchanged.
-    """
+    """Let autocast cast weights anew in every pass: its casts would outlive a change of weights."""
     before = torch.is_autocast_cache_enabled()
     with finally_do(functools.partial(torch.set_autocast_cache_enabled, before)):
         torch.clear_autocast_cache()
@@ -79,14 +72,6 @@ class TensorCache(Generic[Made]):
     """Keeps a value computed from some tensors, as long as these stay as they are.
 
     Copies and pickles start empty.
-
-    Example:
-        >>> lengths, weight = TensorCache[float](), torch.tensor([3.0, 4.0])
-        >>> lengths.get([weight], lambda: float(weight.norm()))
-        5.0
-        >>> weight *= 2
-        >>> lengths.get([weight], lambda: float(weight.norm()))
-        10.0
     """
 
     def __init__(self) -> None:

@@ -1,12 +1,8 @@
 """Put wrappers around a module's `forward`, and hooks on it, and take them off in any case.
 
 An interrupt (Ctrl-C) may come at any line. So `Patches` notes each patch before it puts it on a
-module, and `surely` or `finally_do`, which undo at the end of a pass or a block, begin before there
-is anything to undo.
-
-Torch calls no forward hook after an interrupt, or any other exception that is not an `Exception`,
-not even one that was registered to be called always. So changes that last for one pass are made and
-undone around `forward` itself.
+module, and `surely` and `finally_do` begin before there is anything to undo. After an interrupt
+torch calls no forward hook, so changes for one pass are made and undone around `forward` itself.
 """
 
 from __future__ import annotations
@@ -31,13 +27,9 @@ class Switch(Protocol):
 
 
 class Wrapper:
-    """Runs in place of a module's `forward`; a class, so that copies and pickles carry it along.
+    """Runs in place of a module's `forward`; a class, so that copies and pickles carry it along."""
 
-    Attributes:
-        replaces: Whether it computes something else than the `forward` that it wraps.
-    """
-
-    replaces = False
+    replaces = False  # whether it computes something else than the `forward` that it wraps
 
     def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run, given the wrapped `forward` and the arguments of the call."""
@@ -45,14 +37,10 @@ class Wrapper:
 
 
 class WrappedForward:
-    """Replaces the `forward` of one module by wrappers around it.
+    """Replaces the `forward` of one module by wrappers around it, the outermost last.
 
-    It is an attribute of the instance, where `nn.Module` looks first. Parameters, buffers, keys and
-    hooks stay as they are, and removing it leaves no trace.
-
-    Attributes:
-        shadowed: A `forward` that somebody else had put on the instance; usually None.
-        wrappers: From the innermost to the outermost.
+    It is an attribute of the instance, where `nn.Module` looks first; removing it leaves no trace.
+    `shadowed` is a `forward` that somebody else had put on the instance, usually None.
     """
 
     def __init__(self, module: nn.Module, wrapper: Wrapper) -> None:
@@ -84,14 +72,7 @@ class WrappedForward:
 
 
 class EvaluationMode(Wrapper):
-    """Keeps modules in evaluation mode, also if somebody calls `train()` on them.
-
-    With that, BatchNorm would write into its buffers.
-
-    Args:
-        modules: Those to keep.
-        owner: Who put this on a model; `ttapca.detach` finds it here.
-    """
+    """Keeps modules in evaluation mode, also after `train()`; `owner` put this on a model."""
 
     def __init__(self, modules: list[nn.Module], owner: object) -> None:
         self._modules, self.owner = modules, owner
@@ -149,10 +130,7 @@ class Patches:
     def hook_input(
         self, module: nn.Module, hook: Callable[..., Any], *, first: bool = False
     ) -> None:
-        """Call `hook(module, args, kwargs)` before a module, and before its other hooks if `first`.
-
-        The hook returns other arguments, or None.
-        """
+        """Call `hook(module, args, kwargs)` before a module; it may return other arguments."""
         self._noted.append((module, hook))
         module.register_forward_pre_hook(hook, prepend=first, with_kwargs=True)
 
@@ -203,8 +181,8 @@ def is_replaced(module: nn.Module) -> bool:
 def surely(run: Callable[[], Result], then: Callable[[], object]) -> Result:
     """Return what `run` returns, and call `then` afterwards, however `run` ends.
 
-    An interrupt (Ctrl-C) may come at any moment, even in the middle of `then`, so `then` is called
-    twice: it must continue at the point of the interrupt, and do nothing if all is done.
+    An interrupt may come at any moment, even within `then`, so `then` is called twice: it must
+    continue at the point of the interrupt, and do nothing if all is done.
     """
     try:
         try:
@@ -217,10 +195,7 @@ def surely(run: Callable[[], Result], then: Callable[[], object]) -> Result:
 
 @contextmanager
 def finally_do(then: Callable[[], object]) -> Iterator[None]:
-    """Call something twice at the end of a block, however that ends; see `surely`.
-
-    Begin the block before there is anything to undo.
-    """
+    """Call something twice at the end of a block that begins before the change; see `surely`."""
     try:
         try:
             yield
