@@ -56,7 +56,7 @@ class BarePool:
         """Nobody asks."""
         raise NotImplementedError(f"a bare network has no stream {stream}")
 
-    def submit(self, _stream: str, images: Tensor) -> Future[Tensor]:
+    def submit(self, _stream: str, images: Tensor, **_quota: object) -> Future[Tensor]:
         """Ask for the logits of images, and return at once."""
         answer: Future[Tensor] = Future()
         with self._news:
@@ -96,10 +96,10 @@ def bare_server(network: nn.Module, input_shape: tuple[int, ...]) -> DrainingSer
 
     @app.post("/v1/predict")
     async def predict(request: Request, stream: str) -> Response:
-        service.admit(request, "predict")
+        token = service.admit(request, "predict")
         kind = request.headers.get("content-type", "")
         async with service.body(request) as body:
-            logits = cast(Tensor, await service.answer(stream, kind, body))
+            logits = cast(Tensor, await service.answer(token, stream, kind, body))
         return Response(json_bytes({"predictions": predicted(logits, ())}), media_type=JSON)
 
     server = DrainingServer(service)

@@ -99,9 +99,9 @@ def in_pieces(content: bytes, size: int = 1000) -> Any:
     return pieces()
 
 
-def token(name: str, *rights: Right) -> Token:
+def token(name: str, *rights: Right, **limits: Any) -> Token:
     digest = hashlib.sha256(SECRETS[name].encode()).digest()
-    return Token(name, digest, frozenset(rights))
+    return Token(name, digest, frozenset(rights), **limits)
 
 
 @dataclass(frozen=True)

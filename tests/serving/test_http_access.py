@@ -124,6 +124,34 @@ def test_measurements_are_of_all_streams_and_so_for_those_who_see_all(client: Cl
         refused(response, 403, "right_missing", "the rights read and all")
 
 
+def test_a_token_has_so_many_streams(serving: Serving) -> None:
+    client = serving(token("shop", "predict", "control", max_streams=2), token("hall", "predict"))
+    assert client.predict("a", DIGITS, "shop").status_code == 200
+    assert client.predict("bad", DIGITS[:, :4], "shop").status_code == 422  # takes no place
+    assert client.ask("PUT", "/v1/streams/b", "shop", **SWITCH).status_code == 200
+    response = client.predict("c", DIGITS, "shop")
+    refused(response, 429, "too_many_streams", "`shop` may have 2 streams")
+    refused(client.ask("PUT", "/v1/streams/c", "shop", **SWITCH), 429, "too_many_streams")
+    refused(client.predict("c", DIGITS[:, :4], "shop"), 429, "too_many_streams")  # not decoded
+    content = {"content": client.service.pool.dump("shop.a")}
+    response = client.ask("PUT", "/v1/streams/c/state", "shop", **content)
+    refused(response, 429, "too_many_streams")
+    assert client.ask("PUT", "/v1/streams/b/state", "shop", **content).status_code == 200
+    assert client.predict("a", DIGITS, "shop").status_code == 200
+    assert client.predict("c", DIGITS, "hall").status_code == 200
+    assert client.ask("DELETE", "/v1/streams/a", "shop").status_code == 204
+    assert client.predict("c", DIGITS, "shop").status_code == 200
+
+
+def test_a_token_comes_so_often(serving: Serving) -> None:
+    client = serving(token("shop", "read", requests_per_second=0.01), token("hall", "read"))
+    assert client.ask("GET", "/v1/streams", "shop").status_code == 200
+    late = refused(client.ask("GET", "/v1/streams", "shop"), 429, "too_many_requests", "0.01")
+    assert 90 <= int(late.headers["retry-after"]) <= 100
+    for _ in range(5):
+        assert client.ask("GET", "/v1/streams", "hall").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("headers", "code"),
     [
@@ -161,7 +189,7 @@ def test_with_tokens_other_hosts_are_fine(client: Client) -> None:
 
 
 def test_streams_that_begin_at_once_are_counted(serving: Serving) -> None:
-    client = serving(token("shop", "predict"), pool_limits={"max_streams": 3})
+    client = serving(token("shop", "predict", max_streams=3))
     requests = [
         ("POST", f"/v1/predict?stream=camera-{number}", "shop", npy(DIGITS)) for number in range(8)
     ]

@@ -143,7 +143,7 @@ def test_an_answer_that_takes_too_long(
     never: Future[Any] = Future()
     decoded = threading.Event()
 
-    def submit(*_: object) -> Future[Any]:
+    def submit(*_: object, **_admit: object) -> Future[Any]:
         assert where == "in the pool" or decoded.wait(PATIENCE)
         return never
 
@@ -202,7 +202,7 @@ def test_requests_at_once_are_bounded(serving: Serving, monkeypatch: pytest.Monk
     finished = client.service.metrics.finished
     records: list[RequestRecord] = []
 
-    def submit(*_: object) -> Future[Any]:
+    def submit(*_: object, **_admit: object) -> Future[Any]:
         release.wait(PATIENCE)
         done: Future[Any] = Future()
         done.set_result(answer)

@@ -1,11 +1,39 @@
-"""Which limits are possible."""
+"""How often a token may come, and which limits are possible."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ttapca.errors import OptionError
-from ttapca.serving.limits import RequestLimits
+from ttapca.serving.limits import RequestLimits, RequestRate
+
+
+@given(st.integers(1, 20), st.lists(st.integers(0, 3), min_size=1, max_size=60))
+def test_no_stretch_of_time_has_too_many(rate: int, pauses: list[int]) -> None:
+    """In any stretch of t seconds at most rate * (t + 1) are let in, and no fewer than must be."""
+    now, admitted = 0.0, []
+    limiter = RequestRate(rate, clock=lambda: now)
+    for pause in pauses:
+        now += pause / 4  # quarters: exact in floating point
+        wait = limiter.wait()
+        if wait == 0:
+            admitted.append(now)
+            continue
+        came, now = now, now + wait + 1e-9
+        assert wait <= 1 / rate + 1e-9
+        assert limiter.wait() == 0  # what it said was true
+        admitted.append(now)
+        now = max(now, came)
+    for first, start in enumerate(admitted):
+        for last, end in enumerate(admitted[first:], start=1):
+            assert last <= rate * (end - start + 1) + 1e-6
+
+
+def test_a_rate_is_above_zero() -> None:
+    with pytest.raises(OptionError, match="`requests_per_second` must be a finite number above 0"):
+        RequestRate(0)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ def test_three_ways_to_a_secret(tmp_path: Path) -> None:
         name = "shop"
         hash = "{HASH}"
         rights = ["read", "predict"]
+        max_streams = 3
+        requests_per_second = 0.5
         [[token]]
         name = "file"
         secret_file = "secret"
@@ -46,6 +48,7 @@ def test_three_ways_to_a_secret(tmp_path: Path) -> None:
     shop = tokens.find(SECRET.encode())
     assert shop is not None
     assert (shop.name, shop.rights) == ("shop", {"read", "predict"})
+    assert (shop.max_streams, shop.requests_per_second) == (3, 0.5)
     assert tokens.find(b"another secret, long enough").name == "file"
     assert tokens.find(b"a secret of the environment").name == "variable"
     assert tokens.find(b"") is tokens.find(SECRET[:-1].encode()) is None
@@ -112,7 +115,7 @@ def test_no_secret_is_shown() -> None:
         ("[[token]]\nname = 'a'\nrights = ['read']\nsecret_file = 'bytes'", "must be text; bytes"),
         (
             f"[[token]]\nname = 'a'\nrights = ['all']\nhash = '{HASH}'\nmax_streams = 1",
-            "max_streams",
+            "`max_streams` has no meaning",
         ),
         (
             f"[[token]]\nname = 'a'\nrights = ['all']\nhash = '{HASH}'\n" * 2,

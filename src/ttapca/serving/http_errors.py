@@ -5,6 +5,7 @@ A message never repeats a token or the content of an image.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from starlette.responses import JSONResponse
@@ -12,7 +13,7 @@ from starlette.responses import JSONResponse
 from ttapca import errors
 from ttapca.errors import TtapcaError
 
-SHORT_WAIT = "1"  # seconds after which a full queue or a long answer is worth another try
+SHORT_WAIT = 1.0  # seconds after which a full queue or a long answer is worth another try
 CODES = {
     400: ("bad_length", "disconnected"),
     401: ("token_missing", "token_unknown"),
@@ -24,7 +25,7 @@ CODES = {
     413: ("body_too_large", "too_many_pixels"),
     415: ("unsupported_type",),
     422: ("bad_images", "bad_stream_name", "bad_state", "bad_body", "bad_parameter"),
-    429: ("too_many_streams",),
+    429: ("too_many_requests", "too_many_streams"),
     500: ("failure",),
     503: ("queue_full", "busy", "too_late", "closing", "storage"),
 }
@@ -47,17 +48,30 @@ CODE_OF_ERROR: dict[type[TtapcaError], str] = {
 
 
 class HttpError(TtapcaError, ValueError):
-    """A request that is refused, by a code that stays the same if the message is improved."""
+    """A request that is refused, by a code that stays the same if the message is improved.
+
+    Example:
+        >>> error = HttpError("too_many_requests", "Wait.", retry_after=0.2)
+        >>> error.status, error.headers
+        (429, {'Retry-After': '1'})
+    """
 
     def __init__(
-        self, code: str, message: str, *, headers: Mapping[str, str] | None = None
+        self,
+        code: str,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.code, self.status, self.headers = code, STATUSES[code], dict(headers or {})
         if self.status == 401:
             self.headers["WWW-Authenticate"] = 'Bearer realm="ttapca"'
         if self.status == 503:
-            self.headers["Retry-After"] = SHORT_WAIT
+            retry_after = SHORT_WAIT
+        if retry_after is not None:  # whole seconds, and 0 would be an invitation to hurry
+            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
 
     def response(self) -> JSONResponse:
         """Return the answer."""

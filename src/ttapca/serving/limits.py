@@ -1,8 +1,10 @@
-"""Limits of a pool, and of a request over HTTP."""
+"""Limits of a pool, of a request over HTTP, and of a token."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ttapca._checks import Number, Rule, Whole, check_option
@@ -65,3 +67,31 @@ class RequestLimits:
         }
         for each in dataclasses.fields(self):
             check_option(each.name, getattr(self, each.name), rules.get(each.name, Whole(1)))
+
+
+class RequestRate:
+    """A token bucket: a rate of requests, of which one second's worth may come at once.
+
+    It is used from the thread of the event loop only.
+
+    Example:
+        >>> rate = RequestRate(2, clock=lambda: 0.0)
+        >>> [rate.wait() for _ in range(3)]
+        [0.0, 0.0, 0.5]
+    """
+
+    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        check_option("requests_per_second", per_second, Number(above=0))
+        self._per_second, self._clock = per_second, clock
+        self._most = max(1.0, per_second)
+        self._left, self._updated = self._most, clock()
+
+    def wait(self) -> float:
+        """Count a request, and return 0; or, if it comes too early, the seconds until it may."""
+        now = self._clock()
+        self._left = min(self._most, self._left + (now - self._updated) * self._per_second)
+        self._updated = now
+        if self._left < 1:
+            return (1 - self._left) / self._per_second
+        self._left -= 1
+        return 0.0

@@ -40,7 +40,7 @@ from ttapca.serving.answers import Answer, Mode, PoolObserver, StreamGlance, Str
 from ttapca.serving.batched_network import BatchedNetwork, Pixels, StreamPrediction
 from ttapca.serving.limits import PoolLimits
 from ttapca.serving.request_queue import Request, RequestQueue
-from ttapca.serving.stream_cache import StreamCache
+from ttapca.serving.stream_cache import Admission, StreamCache
 from ttapca.serving.stream_record import StreamRecord, check_name
 from ttapca.serving.stream_store import StreamStore
 from ttapca.spectral.constants import CONSTANTS
@@ -137,12 +137,16 @@ class StreamPool:
 
     # Requests --------------------------------------------------------------------------------
 
-    def submit(self, stream: str, images: Tensor) -> Future[Answer]:
+    def submit(
+        self, stream: str, images: Tensor, *, admit: Admission | None = None
+    ) -> Future[Answer]:
         """Ask for predictions, and return at once.
 
         Args:
             stream: Its name; a new name begins a new stream.
             images: As the model takes them, finite, shape (images, *input_shape).
+            admit: Is called with the names of all streams before a new one begins. It refuses the
+                stream by raising an error.
 
         Raises:
             StreamNameError, InputTypeError, ShapeError, NonFiniteError: An argument is wrong.
@@ -157,7 +161,7 @@ class StreamPool:
             with self._news:
                 self._check_open()
                 self._queue.check_room(len(images))
-                reservation = self._streams.reserve(stream)
+                reservation = self._streams.reserve(stream, admit)
                 request = Request(reservation, images.detach(), Future(), came)
                 self._queue.put(request)
         except TtapcaError as error:
@@ -178,6 +182,10 @@ class StreamPool:
         except TimeoutError:
             asked.cancel()
             raise
+
+    def check_admission(self, stream: str, admit: Admission) -> None:
+        """Raise as `submit` would for a new stream, before the work of decoding its images."""
+        self._streams.check_admission(stream, admit)
 
     def warm_up(self) -> None:
         """Calibrate for every number of images that a stream can have shown: about a second.
@@ -220,14 +228,14 @@ class StreamPool:
         """Return the part of a stream's status that takes no computing; raises as `status`."""
         return self._streams.known(stream).glance(stream)
 
-    def set_mode(self, stream: str, mode: Mode) -> StreamStatus:
+    def set_mode(self, stream: str, mode: Mode, *, admit: Admission | None = None) -> StreamStatus:
         """Switch a stream; a new name begins a new stream, as in `submit`."""
         check_option("mode", mode, OneOf(get_args(Mode)))
 
         def switched() -> StreamRecord:
             return dataclasses.replace(self._streams.known(stream), mode=mode)
 
-        return self._change(stream, switched, new=True)
+        return self._change(stream, switched, new=True, admit=admit)
 
     def reset(self, stream: str) -> StreamStatus:
         """Let a stream begin anew, in the mode that it has."""
@@ -237,14 +245,14 @@ class StreamPool:
 
         return self._change(stream, anew)
 
-    def restore(self, stream: str, data: bytes) -> StreamStatus:
+    def restore(self, stream: str, data: bytes, *, admit: Admission | None = None) -> StreamStatus:
         """Let a stream go on, bit for bit, where one was when `dump` was called; see `submit`.
 
         Raises:
             SavedStreamError: The bytes are something else, or of another network or filter.
         """
         record = self._streams.parse(data)
-        return self._change(stream, lambda: record, new=True)
+        return self._change(stream, lambda: record, new=True, admit=admit)
 
     def dump(self, stream: str) -> bytes:
         """Return all of a stream, for `restore`, as a safetensors file; raises as `status`."""
@@ -264,12 +272,17 @@ class StreamPool:
         return None if last is None else last.pictures()
 
     def _change(
-        self, name: str, make: Callable[[], StreamRecord], *, new: bool = False
+        self,
+        name: str,
+        make: Callable[[], StreamRecord],
+        *,
+        new: bool = False,
+        admit: Admission | None = None,
     ) -> StreamStatus:
         """Replace the record of a stream, or begin a new one, between two passes."""
 
         def work() -> StreamStatus:
-            reservation = self._streams.reserve(name) if new else None
+            reservation = self._streams.reserve(name, admit) if new else None
             try:
                 record = make()
             except BaseException:

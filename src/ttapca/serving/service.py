@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from ttapca.serving.decoding import ImageDecoder
 from ttapca.serving.http_errors import HttpError
-from ttapca.serving.limits import RequestLimits
+from ttapca.serving.limits import RequestLimits, RequestRate
 from ttapca.serving.metrics import Metrics
 from ttapca.serving.tokens import ANYBODY, Right, Token, Tokens
 
@@ -68,6 +68,11 @@ class Service:
         self.draining = False
         self.running = 0
         self._held = 0  # bytes of bodies
+        self._rates = {
+            token.name: RequestRate(token.requests_per_second)
+            for token in self.tokens.all
+            if token.requests_per_second is not None
+        }
         self._decoders = ThreadPoolExecutor(DECODERS, "ttapca-decoder")
 
     def close(self) -> None:
@@ -75,7 +80,7 @@ class Service:
         self._decoders.shutdown(cancel_futures=True)
 
     def admit(self, request: Request, *rights: Right) -> Token:
-        """Return the token of a request, which must have some rights."""
+        """Return the token of a request, which must have some rights, and count the request."""
         token = self._shown(request) if self.tokens else ANYBODY
         request.state.record.token = token.name if self.tokens else None
         if not token.rights.issuperset(rights):
@@ -83,6 +88,15 @@ class Service:
                 "right_missing",
                 f"This needs the right{'s' * (len(rights) > 1)} {' and '.join(rights)}; the token "
                 f"`{token.name}` has {', '.join(sorted(token.rights))}. Use another one.",
+            )
+        rate = self._rates.get(token.name)
+        wait = 0.0 if rate is None else rate.wait()
+        if wait:
+            raise HttpError(
+                "too_many_requests",
+                f"The token `{token.name}` may send {token.requests_per_second:g} requests a "
+                "second, and has sent more. Wait as long as the header Retry-After says.",
+                retry_after=wait,
             )
         return token
 
@@ -155,11 +169,12 @@ class Service:
             raise HttpError("disconnected", "The client went away.") from None
         return bytes(content)
 
-    async def answer(self, stream: str, content_type: str, body: bytes) -> Answer:
+    async def answer(self, token: Token, stream: str, content_type: str, body: bytes) -> Answer:
         """Decode the images of a request, and return the answer of the pool."""
 
         def submit() -> Future[Answer]:
-            return self.pool.submit(stream, self.decoder.images(content_type, body))
+            images = self.decoder.images(content_type, body)
+            return self.pool.submit(stream, images, admit=token.check_quota)
 
         async with self._in_time():
             decoding = self._decoders.submit(submit)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ttapca.errors import (
     DamagedStreamError,
@@ -18,6 +19,8 @@ from ttapca.serving.limits import PoolLimits
 from ttapca.serving.stream_record import StreamRecord, check_name, read_record
 from ttapca.serving.stream_store import StreamStore
 
+# Is called with the names of all streams before a new one begins; an error refuses it.
+Admission: TypeAlias = Callable[[Collection[str]], None]
 EVICTED = 0.1  # share of the streams in memory that is evicted at once
 IMAGES = 32  # streams whose last image is kept to be shown
 LOOKED_AT = 20  # streams on disk that are read before a store is taken for one of another kind
@@ -80,8 +83,11 @@ class StreamCache:
                 return sorted(self._known)
             return sorted(self._shifted if shifted else self._known - self._shifted)
 
-    def reserve(self, name: str) -> Reservation:
-        """Make a stream known, or raise `TooManyStreamsError`; call `put` or `release` then."""
+    def reserve(self, name: str, admit: Admission | None = None) -> Reservation:
+        """Make a stream known, or raise `TooManyStreamsError`; call `put` or `release` then.
+
+        `admit` may refuse a new stream by an error of its own.
+        """
         most = self._limits.max_streams
         if self._store is None:
             most = min(most, self._limits.max_resident)
@@ -97,11 +103,18 @@ class StreamCache:
                     f"All streams may take {self._limits.max_memory:,} bytes, and they do; "
                     f"`{name}` would be one more. Drop some, or keep them in a `StreamStore`."
                 )
+            self.check_admission(name, admit)
             reservation = Reservation(name)
             if new or name in self._reservations:
                 self._reservations.setdefault(name, set()).add(reservation)
             self._known.add(name)
             return reservation
+
+    def check_admission(self, name: str, admit: Admission | None) -> None:
+        """Raise the error with which `admit` refuses the stream, if it is new."""
+        with self._lock:
+            if name not in self._known and admit is not None:
+                admit(self._known)
 
     def release(self, reservation: Reservation) -> None:
         """Give up a reservation; a stream that has neither a record nor another one is unknown."""

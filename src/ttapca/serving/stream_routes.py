@@ -71,7 +71,8 @@ async def predict(request: Request, stream: StreamName, full: Full = False) -> R
     service, token, name = _named(request, stream, "predict")
     kind = request.headers.get("content-type", "")
     async with service.body(request) as body:
-        answer = await service.answer(name, kind, body)
+        service.pool.check_admission(name, token.check_quota)
+        answer = await service.answer(token, name, kind, body)
     request.state.record.images = len(answer.logits)
     facts = partial(api.answer_facts, answer, token, service.facts.classes)
     if not full:
@@ -128,9 +129,11 @@ async def switch(request: Request, name: Name) -> Response:
     """Switch a stream off, to shadow or on; a new one begins in that mode."""
     service, token, full = _named(request, name, "control")
     async with service.body(request) as body:
+        service.pool.check_admission(full, token.check_quota)
         change = parse_json(body, "The body", _bad_body)
         conform(change, CHANGE, "The body", _bad_body)
-    return await _told(service, token, partial(service.pool.set_mode, full, change["mode"]))
+    work = partial(service.pool.set_mode, full, change["mode"], admit=token.check_quota)
+    return await _told(service, token, work)
 
 
 @router.delete(STREAM, status_code=204, responses=refusals(404))
@@ -185,7 +188,9 @@ async def load_state(request: Request, name: Name) -> Response:
     """Load a stream that was read before, here or elsewhere, with this network and filter."""
     service, token, full = _named(request, name, "control")
     async with service.body(request) as body:
-        return await _told(service, token, partial(service.pool.restore, full, body))
+        service.pool.check_admission(full, token.check_quota)
+        work = partial(service.pool.restore, full, body, admit=token.check_quota)
+        return await _told(service, token, work)
 
 
 @router.get(f"{STREAM}/pictures", response_model=api.Pictures, responses=refusals(404))

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ttapca._checks import ListOf, OneOf, Record, Such, Text, conform
-from ttapca.errors import OptionError
+from ttapca._checks import ListOf, Maybe, Number, OneOf, Record, Such, Text, Whole, conform
+from ttapca.errors import OptionError, TooManyStreamsError
 from ttapca.serving.stream_record import LONGEST_NAME, check_name
 from ttapca.support.parsing import parse_toml, read_bounded
 
@@ -44,6 +44,8 @@ TOKEN = Record(
         "hash": SHA256,
         "secret_env": Text(200),
         "secret_file": Text(),
+        "max_streams": Maybe(Whole(1)),
+        "requests_per_second": Maybe(Number(above=0)),
     },
 )
 FILE = Record({"token": ListOf(TOKEN, 1)})
@@ -52,11 +54,17 @@ WAYS = ("hash", "secret_env", "secret_file")
 
 @dataclass(frozen=True)
 class Token:
-    """The facts of one token, without its secret. Rights are explained in `docs/production.md`."""
+    """The facts of one token, without its secret; its quotas are None for no limit.
+
+    The right `read` looks at streams, `predict` sends images, `control` switches, resets, loads and
+    deletes streams; `all` does so with the streams of every token, by their full names.
+    """
 
     name: str  # the first part of the names of its streams
     digest: bytes = field(repr=False)  # SHA-256 of the secret
     rights: frozenset[Right]
+    max_streams: int | None = None
+    requests_per_second: float | None = None
 
     @property
     def prefix(self) -> str:
@@ -67,6 +75,15 @@ class Token:
         """Return the name in the pool of the holder's stream, or raise `StreamNameError`."""
         check_name(stream, LONGEST_NAME - len(self.prefix))
         return self.prefix + stream
+
+    def check_quota(self, streams: Collection[str]) -> None:
+        """Raise `TooManyStreamsError` if the token has as many of these streams as it may."""
+        most = self.max_streams
+        if most is not None and sum(map(self.owns, streams)) >= most:
+            raise TooManyStreamsError(
+                f"The token `{self.name}` may have {most:,} streams, and has as many. Delete one, "
+                "or use one that is there."
+            )
 
     def own_name(self, stream: str) -> str:
         """Return the holder's name of one of its streams in the pool."""
@@ -121,10 +138,17 @@ def _token(path: Path, entry: dict[str, Any], environment: Mapping[str, str]) ->
             f"{path}: the token `{entry['name']}` needs one of {', '.join(WAYS)}; found "
             f"{' and '.join(ways) or 'none'}."
         )
+    if "all" in entry["rights"] and entry.get("max_streams") is not None:
+        raise OptionError(
+            f"{path}: the token `{entry['name']}` has the right `all`, so no streams are its own "
+            "and `max_streams` has no meaning. Leave one of them out."
+        )
     return Token(
         entry["name"],
         _digest(path, entry["name"], ways[0], entry[ways[0]], environment),
         frozenset(entry["rights"]),
+        entry.get("max_streams"),
+        entry.get("requests_per_second"),
     )
 
 
