@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 import ttapca
 from ttapca.errors import SavedFilterError
+from ttapca.fitting.activations import ModelInputs
 from ttapca.fitting.channel_statistics import MEASURED, ONE_IN, SourceChannels
-from ttapca.fitting.model_inputs import KEPT_PARTS, KEPT_SAMPLES, ModelInputs
+from ttapca.fitting.source_statistics import KEPT_PARTS, KEPT_SAMPLES
 from ttapca.fitting.store import read_folder, write_folder
 from ttapca.spectral.class_plan import LayerClasses
 
@@ -207,7 +208,7 @@ class TokensFirst(nn.Module):
 )
 def test_layers_whose_channels_or_images_are_elsewhere_are_left_alone(make: Any) -> None:
     channels = SourceChannels(nn.Sequential(make()))
-    channels.see(ModelInputs((images(30),), {}))
+    channels.measure(ModelInputs((images(30),), {}))
     assert channels.of(nn.LayerNorm) == {}
     assert channels.by_class() is None
 

@@ -98,7 +98,7 @@ def test_parts_add_up_in_any_order(order: list[int], cuts: list[int]) -> None:
         if number < len(parts):
             one = InputSums()
             one.add(parts[number])
-            total.merge(InputSums.from_tensors(one.tensors()))
+            total.merge(one)
     whole, found = InputRange.of(DATA), total.found()
     assert whole is not None
     assert found is not None

@@ -37,7 +37,7 @@ from ttapca.fitting.saved_format import (
     kind_of,
 )
 from ttapca.fitting.saved_format import Storage as Storage
-from ttapca.fitting.source_statistics import ClassMeans
+from ttapca.fitting.source_statistics import ClassSums
 from ttapca.fitting.store import read_filter, save_filter
 from ttapca.spectral import closed_form as closed_form  # so that its gains are known by name
 from ttapca.spectral.basis import Basis
@@ -351,9 +351,9 @@ class FittedFilter:
         beyond = (self.energies_.double() @ sums).float()
         return beyond if self.rest_ is None else self.rest_ + beyond
 
-    def reach_of(self, classes: ClassMeans) -> Tensor | None:
+    def reach_of(self, classes: ClassSums) -> Tensor | None:
         """Return what `class_reach_` is by the class means of the samples."""
-        found = classes.found()
+        found = classes.means()
         if found is None:
             return None
         means, shares = found

@@ -26,6 +26,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -34,30 +35,36 @@ from ttapca.errors import OptionError
 from ttapca.fitting.activations import Shapes, SourceActivations
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.plan import RouteName
-from ttapca.fitting.source_statistics import MomentsKind, Reading, Side, SourceStatistics
+from ttapca.fitting.source_statistics import MomentsKind, PassConfig, SourceStatistics
 from ttapca.spectral.basis import Basis, Dense
 from ttapca.spectral.basis_choice import takes_images
-from ttapca.spectral.cosine import Cosine, fit_channel_dct
+from ttapca.spectral.cosine import CoefficientMoments, Cosine, fit_channel_dct
 from ttapca.spectral.cross_validation import Calibration, calibrate, calibrate_fixed, rest_of
-from ttapca.spectral.folded import Folded, InputGram, InputPCA, LinearPart, fold, is_affine
+from ttapca.spectral.folded import (
+    Folded,
+    FoldedPCA,
+    InputGram,
+    InputPCA,
+    LinearPart,
+    fold,
+    is_affine,
+)
 from ttapca.spectral.image_statistics import measure, textures
-from ttapca.spectral.pca import PCA, Decomposition, SampleGram, hold
+from ttapca.spectral.pca import PCA, Decomposition, Moments, SampleGram, hold
 from ttapca.spectral.position_sample import HELD_OUT
 from ttapca.spectral.randomised import randomised_pca
 from ttapca.spectral.resemblance import Resemblance, measured_resemblance
 
+Groups = Sequence[Hashable] | None
+
 
 @dataclass(eq=False)
 class FitTask:
-    """What a route works with.
+    """The input of a route: the source, the shapes at the layer, and options as for `ttapca.fit`.
 
     Attributes:
-        source: Reads the data.
-        shapes: Of samples at the layer.
-        n_components: As for `ttapca.fit`.
-        generator: As for `ttapca.fit`.
         on_demand: Whether the caller named the route.
-        groups: The group of each sample; None if the caller names none.
+        statistics: What the first pass has collected so far; that pass comes first.
     """
 
     source: SourceActivations
@@ -65,9 +72,9 @@ class FitTask:
     n_components: int | float | None
     generator: torch.Generator | None
     on_demand: bool
-    groups: Sequence[Hashable] | None = None
+    groups: Groups = None
+    statistics: SourceStatistics = dataclasses.field(init=False)
     _begun: Iterator[Tensor] | None = None
-    _statistics: SourceStatistics | None = None
 
     def shape(self, *, at_input: bool = False) -> tuple[int, ...]:
         """Return the shape of a sample at one side of the layer."""
@@ -77,49 +84,32 @@ class FitTask:
             raise OptionError(f"The input of `{self.source.path}` is not a single tensor.")
         return self.shapes.input
 
-    @property
-    def statistics(self) -> SourceStatistics:
-        """What the first pass has collected so far."""
-        if self._statistics is None:
-            raise RuntimeError("A pass comes first.")
-        return self._statistics
-
-    @statistics.setter
-    def statistics(self, statistics: SourceStatistics) -> None:
-        self._statistics = statistics
-
-    def reading(self, *, at_input: bool, moments: MomentsKind | None = None) -> Reading:
+    def pass_config(self, *, at_input: bool, moments: MomentsKind | None = None) -> PassConfig:
         """Say how a pass over one side of the layer goes."""
-        side: Side = "input" if at_input else "output"
-        return self.source.reading(side, self.shape(at_input=at_input), moments)
+        side = "input" if at_input else "output"
+        return self.source.pass_config(side, self.shape(at_input=at_input), moments)
 
     def read(self, *, at_input: bool = False) -> Iterator[Tensor]:
         """Start a pass over the activations, or continue one that another route gave up."""
         begun, self._begun = self._begun, None
         if begun is not None:
             return begun
-        reading = self.reading(at_input=at_input)
-        if self._statistics is not None and self._statistics.reading == reading:
-            return self.source.batches(reading, None)  # a later pass shows nothing new
-        self._statistics = SourceStatistics.empty(reading, self.source.device)
-        return self._first_pass(self._statistics)
+        config = self.pass_config(at_input=at_input)
+        if hasattr(self, "statistics") and self.statistics.config == config:
+            return self.source.batches(config, None)  # a later pass shows nothing new
+        self.statistics = SourceStatistics(config, self.source.device)
+        return self._first_pass(self.statistics)
 
     def _first_pass(self, into: SourceStatistics) -> Iterator[Tensor]:
-        yield from self.source.batches(into.reading, into)
+        yield from self.source.batches(into.config, into)
         into.check_samples()
 
     def give_back(self, held: list[Tensor], rest: Iterator[Tensor]) -> None:
         """Leave a pass that was begun to the next route."""
         self._begun = itertools.chain(held, rest)
 
-    def calibrated(
-        self, calibration: Callable[[Sequence[Hashable] | None], Calibration]
-    ) -> Calibration:
-        """Calibrate with what resembles each other held out together.
-
-        Args:
-            calibration: Calibrates, given the group of each kept sample, or None.
-        """
+    def calibrated(self, calibration: Callable[[Groups], Calibration]) -> Calibration:
+        """Calibrate, given the group of each kept sample: each group is held out together."""
         self.source.stage("calibrating")
         positions = self.statistics.sample.positions()
         groups = self._groups_at(positions)
@@ -204,7 +194,7 @@ class FitTask:
         )
 
     def with_images(self, fitted: FittedFilter, calibration: Calibration) -> FittedFilter:
-        """Measure a sample of the layer's input too, where that is the model's input images."""
+        """Measure a sample of the layer's input too, if that is the model's input images."""
         shape = self.shapes.input
         if shape is None or not takes_images(shape, self.source.data_shape):
             return fitted
@@ -218,35 +208,29 @@ class FitTask:
 
 @dataclass(frozen=True)
 class SummedRoute:
-    """A route of one pass.
+    """A route of one pass: `config` says what it collects, and `find` makes a filter of that."""
 
-    Attributes:
-        reading: Says what the pass collects.
-        find: Makes a filter of what was collected, `task.statistics`.
-    """
-
-    reading: Callable[[FitTask], Reading]
+    config: Callable[[FitTask], PassConfig]
     find: Callable[[FitTask], FittedFilter]
 
 
-def _read_folded(task: FitTask) -> Reading:
+def _folded_config(task: FitTask) -> PassConfig:
     layer = task.source.layer
     if task.shapes.input is None or not is_affine(layer):
         raise OptionError(
             "Folding needs an affine layer (Conv1d, Conv2d, Conv3d or Linear, without hooks); "
             f"`{task.source.path}` is a {type(layer).__name__}. Leave `route` at auto."
         )
-    return task.reading(at_input=True, moments="scatter")
+    return task.pass_config(at_input=True, moments="scatter")
 
 
 def _folded(task: FitTask) -> FittedFilter:
-    moments = task.statistics.scatter
+    moments = cast(Moments, task.statistics.moments)
     linear = LinearPart(task.source.layer, task.shape(at_input=True))
     pca = fold(moments, linear, task.n_components)
     basis = Folded(*pca.both_ways(linear))
 
-    def without(samples: Tensor, positions: list[int]) -> InputPCA:
-        del positions
+    def without(samples: Tensor, _positions: list[int]) -> InputPCA:
         found = fold(moments.remove(samples), linear, None)
         moments.update(samples)
         return found
@@ -261,11 +245,10 @@ def _folded(task: FitTask) -> FittedFilter:
 
 
 def _exact(task: FitTask) -> FittedFilter:
-    moments = task.statistics.scatter
+    moments = cast(Moments, task.statistics.moments)
     pca = PCA.from_moments(moments, task.n_components)
 
-    def without(samples: Tensor, positions: list[int]) -> PCA:
-        del positions
+    def without(samples: Tensor, _positions: list[int]) -> PCA:
         found = PCA.from_moments(moments.remove(samples))
         moments.update(samples)
         return found
@@ -277,10 +260,10 @@ def _exact(task: FitTask) -> FittedFilter:
 
 
 def _dct(task: FitTask) -> FittedFilter:
-    reading, sample = task.statistics.reading, task.statistics.sample
-    at_input = reading.at == "input"
-    dct = fit_channel_dct(task.statistics.cosines, task.n_components)
-    basis = Cosine(dct.rotation, dct.order, reading.shape, at_input=at_input)
+    config, sample = task.statistics.config, task.statistics.sample
+    at_input = config.at == "input"
+    dct = fit_channel_dct(cast(CoefficientMoments, task.statistics.moments), task.n_components)
+    basis = Cosine(dct.rotation, dct.order, config.shape, at_input=at_input)
     quick, mean = basis.prepared(torch.float32), dct.mean.float()
     variances = dct.explained_variance.float()
     rest = rest_of(sample.all(), mean, quick) if dct.drops_something else None
@@ -294,28 +277,27 @@ def _dct(task: FitTask) -> FittedFilter:
 
 
 SUMMED: dict[RouteName, SummedRoute] = {
-    "folded": SummedRoute(_read_folded, _folded),
-    "exact": SummedRoute(lambda task: task.reading(at_input=False, moments="scatter"), _exact),
+    "folded": SummedRoute(_folded_config, _folded),
+    "exact": SummedRoute(lambda task: task.pass_config(at_input=False, moments="scatter"), _exact),
     "dct": SummedRoute(
-        lambda task: task.reading(at_input=task.shapes.folds, moments="cosines"), _dct
+        lambda task: task.pass_config(at_input=task.shapes.folds, moments="cosines"), _dct
     ),
 }
 
 
-def by_gram(task: FitTask) -> FittedFilter:
-    """Decompose few samples; where they turn out to be many, take the other route."""
+def _gram(task: FitTask) -> FittedFilter:
+    """Decompose few samples; if they turn out to be many, take the other route."""
     at_input = task.shapes.folds
-    size = math.prod(task.shape(at_input=at_input))
     batches = task.read(at_input=at_input)
     held, complete = hold(batches, limited=not task.on_demand)
     if not complete:
         if not at_input:  # at the input, what was read is of no use to the randomised route
             task.give_back(held, batches)
-        return randomised(task)
+        return _randomised(task)
     task.source.stage("decomposing")
     if at_input:
         return _gram_at_input(task, held)
-    gram = SampleGram(held, size, device=task.source.device)
+    gram = SampleGram(held, math.prod(task.shapes.output), device=task.source.device)
     pca, sample = gram.pca(task.n_components), task.statistics.sample
     calibration = task.calibrated(
         lambda groups: calibrate(
@@ -328,44 +310,41 @@ def by_gram(task: FitTask) -> FittedFilter:
 def _gram_at_input(task: FitTask, held: list[Tensor]) -> FittedFilter:
     gram = InputGram(held, LinearPart(task.source.layer, task.shape(at_input=True)))
     pca, sample = gram.pca(task.n_components), task.statistics.sample
+
+    def basis_of(found: FoldedPCA) -> Basis:
+        return Folded(found.project, found.rebuild)
+
     calibration = task.calibrated(
         lambda groups: calibrate(
-            sample,
-            pca,
-            lambda _, out: gram.pca(leave_out=out),
-            lambda found: Folded(found.project, found.rebuild),
-            groups,
+            sample, pca, lambda _, out: gram.pca(leave_out=out), basis_of, groups
         )
     )
-    basis = Folded(pca.project, pca.rebuild)
-    return task.with_images(task.fitted("gram", basis, pca, calibration), calibration)
+    return task.with_images(task.fitted("gram", basis_of(pca), pca, calibration), calibration)
 
 
-def randomised(task: FitTask) -> FittedFilter:
+def _randomised(task: FitTask) -> FittedFilter:
     """Read the data several times, until an error bound is met."""
     task.source.require_several_passes()
+    size, device = math.prod(task.shapes.output), task.source.device
     pca = randomised_pca(
-        task.read,
-        math.prod(task.shapes.output),
-        task.n_components,
-        generator=task.generator,
-        device=task.source.device,
+        task.read, size, task.n_components, generator=task.generator, device=device
     )
-    sample, basis = task.statistics.sample, _dense(pca)
-    rest = rest_of(sample.all(), pca.mean, basis) if pca.drops_something else None
+    sample = task.statistics.sample
+    rest = rest_of(sample.all(), pca.mean, _dense(pca)) if pca.drops_something else None
+    variances = pca.explained_variance
     calibration = task.calibrated(
         lambda groups: calibrate_fixed(
-            sample,
-            pca.mean,
-            pca.explained_variance,
-            lambda centred: centred @ pca.basis,
-            pca.n_samples,
-            rest,
-            groups,
+            sample, pca.mean, variances, lambda x: x @ pca.basis, pca.n_samples, rest, groups
         )
     )
-    basis = Dense(pca.basis.cpu())
-    return task.fitted("randomised", basis, pca, calibration, error_bound=pca.error_bound.cpu())
+    basis, error_bound = Dense(pca.basis.cpu()), pca.error_bound.cpu()
+    return task.fitted("randomised", basis, pca, calibration, error_bound)
+
+
+SAMPLED: dict[RouteName, Callable[[FitTask], FittedFilter]] = {
+    "gram": _gram,
+    "randomised": _randomised,
+}
 
 
 def _dense(pca: PCA) -> Basis:
