@@ -52,6 +52,7 @@ class Resemblance:
     Attributes:
         independent: For how many independent samples those of the source count, in the direction in
             which they resemble each other most.
+        average: The same on average over all directions.
         correlation: Of the log energies of two samples of a group, from 0 to 1, on average over all
             directions.
         classmates: The same of two samples of a class; None if the network predicts no classes.
@@ -60,6 +61,7 @@ class Resemblance:
     """
 
     independent: float
+    average: float
     correlation: float = 0.0
     classmates: float | None = None
     between: Tensor | None = field(default=None, repr=False)
@@ -100,7 +102,7 @@ class Resemblance:
     def tensors(self) -> dict[str, Tensor]:
         """Return all of it for a file; see `of_tensors`."""
         classmates = -1.0 if self.classmates is None else self.classmates
-        numbers = [self.independent, self.correlation, classmates]
+        numbers = [self.independent, self.average, self.correlation, classmates]
         found = {"resemblance": torch.tensor(numbers, dtype=torch.float64)}
         if self.between is not None and self.error is not None:
             found["resemblance_covariances"] = torch.stack([self.between, self.error])
@@ -109,10 +111,10 @@ class Resemblance:
     @classmethod
     def of_tensors(cls, numbers: Tensor, covariances: Tensor | None) -> Resemblance:
         """Return what was written as `tensors`."""
-        independent, correlation, classmates = numbers.tolist()
+        independent, average, correlation, classmates = numbers.tolist()
         between, error = (None, None) if covariances is None else covariances
         known = None if classmates < 0 else classmates
-        return cls(independent, correlation, known, between, error)
+        return cls(independent, average, correlation, known, between, error)
 
 
 def measured_resemblance(
@@ -151,11 +153,12 @@ def measured_resemblance(
         groupings = iter([np.unique(np.asarray(groups), return_inverse=True)[1]])
     correlation, crowd = _largest(rows, list(groupings))
     if not correlation.any():
-        return Resemblance(float(count), classmates=classmates)
+        return Resemblance(float(count), float(count), classmates=classmates)
     between = (vectors * (values * correlation)) @ vectors.T
     error = (vectors * (values * (crowd - 1) / count)) @ vectors.T
     return Resemblance(
         count / float(crowd.max()),
+        count / float(crowd.mean()),
         float(correlation.mean()),
         classmates,
         torch.from_numpy(between),
