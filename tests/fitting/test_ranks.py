@@ -28,14 +28,15 @@ from oracles import small_convnet
 from small_networks import group_norm_convnet
 from ttapca.errors import EngineError, NonFiniteError, ShapeError
 from ttapca.fitting import readers
-from ttapca.fitting.fitted_filter import filter_of
 from ttapca.fitting.readers import several_ranks
+from ttapca.fitting.store import filter_arguments
 
 
 def saved(file: Path) -> ttapca.FittedFilter:
     with safe_open(file, "pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        return filter_of(json.loads(opened.metadata()["config"]), tensors)
+        config = json.loads(opened.metadata()["config"])
+        return ttapca.FittedFilter(**filter_arguments(config, tensors))
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from ttapca._checks import OneOf, check_option, shown
 from ttapca.errors import FilterExistsError, OptionError, SavedFilterError
+from ttapca.fitting.input_range import InputRange
 from ttapca.fitting.saved_format import (
     CLASS_LIKENESS,
     CLASS_LOADINGS,
@@ -36,10 +38,13 @@ from ttapca.fitting.saved_format import (
     Storage,
     check_config,
     check_tensors,
+    kind_of,
     packed,
     unpacked,
 )
 from ttapca.spectral.cosine import Cosine
+from ttapca.spectral.resemblance import Resemblance
+from ttapca.spectral.source_classes import PairStatistic, SourceClasses
 from ttapca.support.disk import make_folder, read_replaceable, recover, staged_folder, writing
 from ttapca.support.parsing import parse_json, read_bounded
 
@@ -52,6 +57,20 @@ CONFIG = "config.json"
 TENSORS = "filter.safetensors"
 CARD = "README.md"
 
+# Attributes of a filter, without the underscore, that are tensors of the same name in the file.
+PLAIN = (
+    "singular_values",
+    "error_bound",
+    "variances",
+    "energies",
+    "rest",
+    "class_reach",
+    "outliers",
+    "textures",
+)
+# Attributes that have a tensor for each of some layers, which is its name's beginning in the file.
+BY_LAYER = {"group_norm_": GROUP_NORM, "layer_norm_": LAYER_NORM, "fingerprint_": FINGERPRINT}
+
 
 def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: bool) -> None:
     """Write a filter to a folder; see `FittedFilter.save`."""
@@ -60,7 +79,7 @@ def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: 
     if "order" in tensors:
         tensors = packed(tensors, math.prod(fitted.shape))
         # What will be read differs from what was packed by rounding.
-        again = unpacked(tensors, fitted.shape, fitted.n_components_, "memory")
+        again = unpacked(tensors, fitted.shape, fitted.n_components_, path)
         config["source"] |= _ends(again["singular_values"])
     write_folder(path, config, tensors, _card(fitted, dtype), overwrite=overwrite)
 
@@ -97,40 +116,70 @@ def _ends(values: Tensor) -> dict[str, float]:
 
 def filter_tensors(fitted: FittedFilter, stored: torch.dtype) -> dict[str, Tensor]:
     """Return the tensors of a filter by name, its matrices in the given precision."""
-    tensors = {
-        "output_mean": fitted.mean_,
-        "singular_values": fitted.singular_values_,
-        "input_mean": fitted.center_ if fitted.basis.at_input else None,
-        "error_bound": fitted.error_bound_,
-        "variances": fitted.variances_,
-        "energies": fitted.energies_,
-        "rest": fitted.rest_,
-        "class_reach": fitted.class_reach_,
-        "outliers": fitted.outliers_,
-        "textures": fitted.textures_,
-        **({} if fitted.resemblance_ is None else fitted.resemblance_.tensors()),
-        "inputs": None if fitted.inputs_ is None else fitted.inputs_.tensor,
-        **{name: _rounded(each, stored) for name, each in fitted.basis.tensors().items()},
-        **{GROUP_NORM + name: found for name, found in fitted.group_norm_.items()},
-        **{LAYER_NORM + name: found for name, found in fitted.layer_norm_.items()},
-        **_class_tensors(fitted),
-        **{FINGERPRINT + name: found for name, found in fitted.fingerprint_.items()},
-    }
+    tensors = {name: getattr(fitted, f"{name}_") for name in PLAIN}
+    tensors["output_mean"] = fitted.mean_
+    tensors["input_mean"] = fitted.center_ if fitted.basis.at_input else None
+    if fitted.resemblance_ is not None:
+        tensors |= fitted.resemblance_.tensors()
+    if fitted.inputs_ is not None:
+        tensors["inputs"] = fitted.inputs_.tensor
+    tensors |= {name: _rounded(each, stored) for name, each in fitted.basis.tensors().items()}
+    for attribute, prefix in BY_LAYER.items():
+        tensors |= {prefix + path: each for path, each in getattr(fitted, attribute).items()}
+    classes = fitted.classes_
+    if classes is not None:
+        paths = sorted(classes.layers)
+        tensors |= {CLASS_SHARES: classes.shares, CLASS_LOADINGS: classes.loadings}
+        tensors[CLASS_LIKENESS] = torch.tensor([classes.likeness[path] for path in paths])
+        tensors |= {CLASS_MOMENTS + path: classes.layers[path] for path in paths}
+        if classes.pairs is not None:
+            tensors[PAIR_NUMBERS] = classes.pairs.numbers
+            tensors |= {PAIRS + path: each for path, each in classes.pairs.layers.items()}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
-def _class_tensors(fitted: FittedFilter) -> dict[str, Tensor]:
-    found = fitted.classes_
-    if found is None:
-        return {}
-    paths = sorted(found.layers)
-    tensors = {CLASS_SHARES: found.shares, CLASS_LOADINGS: found.loadings}
-    tensors[CLASS_LIKENESS] = torch.tensor([found.likeness[path] for path in paths])
-    tensors |= {CLASS_MOMENTS + path: found.layers[path] for path in paths}
-    if found.pairs is not None:
-        tensors[PAIR_NUMBERS] = found.pairs.numbers
-        tensors |= {PAIRS + path: each for path, each in found.pairs.layers.items()}
-    return tensors
+def filter_arguments(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the attributes of the filter of which these are config and tensors."""
+    shape, source = tuple(config["shape"]), config["source"]
+    at_input = "input_mean" in tensors
+    attributes: dict[str, Any] = {f"{name}_": tensors.get(name) for name in PLAIN}
+    attributes |= {name: _by_path(tensors, prefix) for name, prefix in BY_LAYER.items()}
+    if "resemblance" in tensors:
+        covariances = tensors.get("resemblance_covariances")
+        attributes["resemblance_"] = Resemblance.of_tensors(tensors["resemblance"], covariances)
+    if "inputs" in tensors:
+        attributes["inputs_"] = InputRange(*tensors["inputs"])
+    if CLASS_LIKENESS in tensors:
+        layers, pairs = _by_path(tensors, CLASS_MOMENTS), None
+        likeness = zip(sorted(layers), tensors[CLASS_LIKENESS].tolist(), strict=True)
+        if PAIR_NUMBERS in tensors:
+            pairs = PairStatistic.of_numbers(_by_path(tensors, PAIRS), tensors[PAIR_NUMBERS])
+        attributes["classes_"] = SourceClasses(
+            tensors[CLASS_SHARES], tensors[CLASS_LOADINGS], layers, dict(likeness), pairs
+        )
+    return attributes | {
+        "layer": config["layer"],
+        "basis": kind_of(config, tensors).from_tensors(tensors, shape, at_input=at_input),
+        "shape": shape,
+        "output_shape": tuple(config["output_shape"]),
+        "mean_": tensors.get("output_mean"),
+        "center_": tensors["input_mean" if at_input else "output_mean"],
+        "n_samples_": source["n_samples"],
+        "total_variance_": source["total_variance"],
+        "route": config["route"],
+        "agreement_": source.get("agreement"),
+        "mirror_agreement_": source.get("mirror_agreement"),
+        "versions": config["versions"],
+    }
+
+
+def _by_path(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin so, by the path of a layer that follows."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def stored_dtype(name: str) -> torch.dtype:
@@ -200,12 +249,7 @@ def write_folder(
     *,
     overwrite: bool = True,
 ) -> None:
-    """Write a folder, and add format and checksums to its config.
-
-    Raises:
-        FilterExistsError: There is a filter that is not to be replaced, or something else.
-        StorageError: The disk is full or the folder cannot be written.
-    """
+    """Write a folder, and add format and checksums to its config; raise as `FittedFilter.save`."""
     payload = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()})
     config = {
         "format": FORMAT,
@@ -227,27 +271,27 @@ def check_target(path: Path, *, overwrite: bool) -> None:
 
     Raises:
         FilterExistsError: Something is there.
-        StorageError: Nobody may write there.
+        StorageError: The folder above cannot be written.
     """
-    read_replaceable(path, functools.partial(_check_content, path, overwrite))
+
+    def check() -> None:
+        if holds_filter(path):
+            if not overwrite:
+                raise FilterExistsError(
+                    f"`{path}` holds a saved filter already, which would be lost. Choose another "
+                    "path, or replace it with `overwrite=True`."
+                )
+        elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise FilterExistsError(
+                "A filter is saved to a new or empty folder, or over another saved filter; "
+                f"`{path}` holds something else. Choose another path."
+            )
+
+    read_replaceable(path, check)
     above = next(folder for folder in path.absolute().parents if folder.exists())
     if not os.access(above, os.W_OK):
         with writing(path):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-def _check_content(path: Path, overwrite: bool) -> None:
-    if holds_filter(path):
-        if not overwrite:
-            raise FilterExistsError(
-                f"`{path}` holds a saved filter already, which would be lost. Choose another path, "
-                "or replace it with `overwrite=True`."
-            )
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise FilterExistsError(
-            f"A filter is saved to a new or empty folder, or over another saved filter; `{path}` "
-            "holds something else. Choose another path."
-        )
 
 
 def holds_filter(path: Path) -> bool:
@@ -265,16 +309,11 @@ def _checksum(config: dict[str, Any]) -> str:
 
 
 def read_filter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the config and the tensors of a saved filter, and check that they make a filter.
-
-    Raises:
-        SavedFilterError: The folder is missing, foreign, truncated or altered, or something in it
-            is missing, unknown, of another shape or type, not finite, out of range or out of order.
-    """
+    """Read the config and the tensors of a saved filter, and check that they make a filter."""
     config, tensors = read_folder(path)
     check_config(config, path)
     if config["route"] in Cosine.routes:
-        tensors = unpacked(tensors, config["shape"], config["n_components"], f"`{path}`")
+        tensors = unpacked(tensors, config["shape"], config["n_components"], path)
     check_tensors(config, tensors, path)
     return config, tensors
 
