@@ -8,7 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -150,9 +150,8 @@ class ModelInputs:
         return model(*self.args, **self.kwargs)
 
 
-# Wraps the batches while they are read. If it has a method `plan`, that is given the `FitPlan`
-# before the work begins; if it has a method `stage`, that is told the name of work without batches,
-# such as `decomposing`.
+# Wraps the batches while they are read. If it has the methods `plan` and `stage`, they are told the
+# `FitPlan`, and the name of work without batches, such as `decomposing`.
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 Prepare = Callable[[Any], Any]
 
@@ -312,13 +311,8 @@ class SourceActivations:
 
     def subsample(self) -> Subsample:
         """Return which samples are run through the whole model; `probe` comes first."""
-        return choose_subsample(
-            self.model,
-            self.samples,
-            self.classes,
-            numbers=self._numbers,
-            multiply_adds=self.cost.multiply_adds,
-        )
+        counts, costs = (self.samples, self.classes), (self._numbers, self.cost.multiply_adds)
+        return choose_subsample(self.model, *counts, *costs)
 
     def pass_config(
         self, at: Side, shape: tuple[int, ...], moments: MomentsKind | None = None
@@ -431,21 +425,15 @@ class SourceActivations:
             return self.cost.bytes_for(min(self.batch_size, KEPT_SAMPLES))
         return self.cost.bytes_for(self.batch_size)
 
-    def tell(self, plan: FitPlan) -> None:
-        """Tell the progress display what will be done, if it wants to know."""
-        listen = getattr(self._progress, "plan", None)
+    def tell(self, name: Literal["plan", "stage"], fact: FitPlan | str) -> None:
+        """Tell the progress display the plan, or the stage of work without batches, if it asks."""
+        listen = getattr(self._progress, name, None)
         if listen is not None:
-            listen(plan)
+            listen(fact)
 
     def watched(self, steps: Iterable[Step], unit: str, count: int) -> Iterable[Step]:
         """Let the progress display follow `count` steps that are not batches but parts or tasks."""
         return self._progress(Counted(steps, unit, count))
-
-    def stage(self, name: str) -> None:
-        """Tell the progress display what is done while no batch is read."""
-        tell = getattr(self._progress, "stage", None)
-        if tell is not None:
-            tell(name)
 
     def require_several_passes(self) -> None:
         """Raise unless the data can be read more than once."""

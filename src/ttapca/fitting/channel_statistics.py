@@ -353,21 +353,11 @@ class Subsample:
 
 
 def choose_subsample(
-    model: nn.Module,
-    images: int | None,
-    classes: int,
-    *,
-    numbers: int = 1,
-    multiply_adds: int = 0,
+    model: nn.Module, images: int | None, classes: int, numbers: int = 1, multiply_adds: int = 0
 ) -> Subsample:
     """Choose the rule for a network that predicts `classes`, and for data of `images`.
 
-    Args:
-        model: The network.
-        images: How many there are; None if that is unknown.
-        classes: How many the model predicts; 0 if none.
-        numbers: In one image.
-        multiply_adds: Of the model for one image.
+    One image has `numbers`, and takes `multiply_adds` of the network.
     """
     least = max(LEAST_IMAGES, LEAST_NUMBERS // numbers)
     most = max(least, int(MOST_MULTIPLY_ADDS / max(1, multiply_adds)))

@@ -134,7 +134,7 @@ def fit(
             lambda: SourceActivations(model, layer, data, progress, prepare, find_classes)
         )
         shapes, plan = _planned(source, reader, n_components, route)
-        source.tell(plan)
+        source.tell("plan", plan)
         task = FitTask(source, shapes, n_components, generator, route == plan.route, groups)
         if plan.route in SAMPLED:
             return _completed(task, SAMPLED[plan.route](task))
@@ -143,7 +143,7 @@ def fit(
         def find(statistics: SourceStatistics) -> FittedFilter:
             statistics.check_samples()
             task.statistics = statistics
-            source.stage("decomposing")
+            source.tell("stage", "decomposing")
             return _completed(task, summed.find(task))
 
         return reader.read(source, reader.each(lambda: summed.config(task)), plan, find)
@@ -157,7 +157,7 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
     classes = channels.by_class()
     kept = [inputs.mapped(lambda x: x.to(source.device)) for inputs in statistics.kept.all()]
     agreement = _agreement(source, fitted, kept)
-    source.stage("mirroring images")
+    source.tell("stage", "mirroring images")
     found = dataclasses.replace(
         fitted,
         layer=canonical(fitted.layer),
@@ -296,7 +296,7 @@ def _agreement(
     """
     if fitted.dropped_variance_ < NOTHING_DROPPED:
         return None
-    source.stage("comparing predictions")
+    source.tell("stage", "comparing predictions")
     plain = [source.logits_of(*inputs.args, **inputs.kwargs) for inputs in kept]
     attachment = attach(source.model, fitted)
     try:

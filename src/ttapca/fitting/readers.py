@@ -46,30 +46,17 @@ CHECKED_PARTS = 100  # evenly spaced ones, that a worker on another machine must
 _one_at_a_time = Lock()
 
 
-class DataPart(Protocol):
-    """A part of the data: knows how many samples it has, and yields batches of them.
-
-    `str(part)` names it in error messages. If it has a method `check`, that raises in a process
-    which does not see its data.
-    """
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield batches, as a loader does."""
-
-
 @runtime_checkable
 class PartedData(Protocol):
-    """Data in parts that can be read independently; as a loader, all of them in order.
-
-    The parts are pickled if an engine reads them in other processes.
-    """
+    """Data in parts that can be read independently; as a loader, all of them in order."""
 
     @property
-    def parts(self) -> Sequence[DataPart]:
-        """The parts, in order."""
+    def parts(self) -> Sequence[Any]:
+        """The parts, in order: each has a length, in samples, and yields batches as a loader does.
+
+        They are pickled if an engine reads them in other processes. `str(part)` names a part in
+        messages. If it has a method `check`, that raises in a process which does not see its data.
+        """
 
     @property
     def batch_size(self) -> int:
@@ -79,10 +66,10 @@ class PartedData(Protocol):
         """Yield the batches of all parts."""
 
 
-PlacedPart = tuple[DataPart, int]  # a part, and the position of its first sample among all
+PlacedPart = tuple[Any, int]  # a part, and the position of its first sample among all
 
 
-def placed(parts: Sequence[DataPart], first: int = 0) -> list[PlacedPart]:
+def placed(parts: Sequence[Any], first: int = 0) -> list[PlacedPart]:
     """Place parts one after the other, the first one's samples at position `first` and on."""
     return list(zip(parts, itertools.accumulate(map(len, parts), initial=first), strict=False))
 

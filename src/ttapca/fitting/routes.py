@@ -26,7 +26,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -56,6 +56,7 @@ from ttapca.spectral.randomised import randomised_pca
 from ttapca.spectral.resemblance import Resemblance, measured_resemblance
 
 Groups = Sequence[Hashable] | None
+Found = TypeVar("Found", bound=Decomposition)
 
 
 @dataclass(eq=False)
@@ -108,9 +109,31 @@ class FitTask:
         """Leave a pass that was begun to the next route."""
         self._begun = itertools.chain(held, rest)
 
-    def calibrated(self, calibration: Callable[[Groups], Calibration]) -> Calibration:
+    def cross_validated(
+        self,
+        pca: Found,
+        without: Callable[[Tensor, list[int]], Found],
+        basis_of: Callable[[Found], Basis],
+    ) -> Calibration:
+        """Calibrate by bases that others of the kept samples make; see `calibrate`."""
+        sample = self.statistics.sample
+        return self._calibrated(lambda groups: calibrate(sample, pca, without, basis_of, groups))
+
+    def calibrated_as_fixed(
+        self, found: Decomposition, variances: Tensor, basis: Basis, mean: Tensor
+    ) -> Calibration:
+        """Calibrate with one basis, which hardly depends on the kept samples."""
+        sample = self.statistics.sample
+        rest = rest_of(sample.all(), mean, basis) if found.drops_something else None
+        return self._calibrated(
+            lambda groups: calibrate_fixed(
+                sample, mean, variances, basis.project, found.n_samples, rest, groups
+            )
+        )
+
+    def _calibrated(self, calibration: Callable[[Groups], Calibration]) -> Calibration:
         """Calibrate, given the group of each kept sample: each group is held out together."""
-        self.source.stage("calibrating")
+        self.source.tell("stage", "calibrating")
         positions = self.statistics.sample.positions()
         groups = self._groups_at(positions)
         found = calibration(groups)
@@ -168,14 +191,23 @@ class FitTask:
         calibration: Calibration,
         error_bound: Tensor | None = None,
     ) -> FittedFilter:
-        """Make a filter of what a route found, with the components that calibration resolves."""
+        """Make a filter of what a route found, with the components that calibration resolves.
+
+        If the filter acts on the model's input images, these are measured, too.
+        """
         if calibration.variances is not None and len(calibration.variances) < basis.n_components:
             basis = basis.truncated(len(calibration.variances))
             found = found.truncated(len(calibration.variances))
         shape = self.shape(at_input=basis.at_input)
         center = mean = found.mean.cpu()
+        outliers = measured = None
         if basis.at_input:
             mean = LinearPart(self.source.layer, shape).output_of(center)
+            if takes_images(shape, self.source.data_shape):
+                images = self.statistics.sample.all().view(-1, *shape)
+                outliers = measure(images)
+                # Textures stand beside the energies of the same images.
+                measured = textures(images[calibration.rows.to(images.device)]).float().cpu()
         return FittedFilter(
             layer=self.source.path,
             basis=basis,
@@ -191,19 +223,9 @@ class FitTask:
             variances_=calibration.variances,
             energies_=calibration.energies,
             rest_=calibration.rest,
+            outliers_=outliers,
+            textures_=measured,
             resemblance_=calibration.resemblance,
-        )
-
-    def with_images(self, fitted: FittedFilter, calibration: Calibration) -> FittedFilter:
-        """Measure a sample of the layer's input too, if that is the model's input images."""
-        shape = self.shapes.input
-        if shape is None or not takes_images(shape, self.source.data_shape):
-            return fitted
-        images = self.statistics.sample.all().view(-1, *shape)
-        # Textures stand beside the energies of the same images.
-        measured = textures(images[calibration.rows.to(images.device)])
-        return dataclasses.replace(
-            fitted, outliers_=measure(images), textures_=measured.float().cpu()
         )
 
 
@@ -225,56 +247,46 @@ def _folded_config(task: FitTask) -> PassConfig:
     return task.pass_config(at_input=True, moments="scatter")
 
 
+def _without(
+    moments: Moments, find: Callable[[Moments], Found]
+) -> Callable[[Tensor, list[int]], Found]:
+    """Return what finds a decomposition of the moments without some samples."""
+
+    def without(samples: Tensor, _positions: list[int]) -> Found:
+        found = find(moments.remove(samples))
+        moments.update(samples)
+        return found
+
+    return without
+
+
 def _folded(task: FitTask) -> FittedFilter:
     moments = cast(Moments, task.statistics.moments)
     linear = LinearPart(task.source.layer, task.shape(at_input=True))
     pca = fold(moments, linear, task.n_components)
     basis = Folded(*pca.both_ways(linear))
-
-    def without(samples: Tensor, _positions: list[int]) -> InputPCA:
-        found = fold(moments.remove(samples), linear, None)
-        moments.update(samples)
-        return found
+    without = _without(moments, lambda others: fold(others, linear, None))
 
     def basis_of(found: InputPCA) -> Basis:  # `both_ways` changes what it is called on
         return Folded(*found.both_ways(linear))
 
-    calibration = task.calibrated(
-        lambda groups: calibrate(task.statistics.sample, pca, without, basis_of, groups)
-    )
-    return task.with_images(task.fitted("folded", basis, pca, calibration), calibration)
+    return task.fitted("folded", basis, pca, task.cross_validated(pca, without, basis_of))
 
 
 def _exact(task: FitTask) -> FittedFilter:
     moments = cast(Moments, task.statistics.moments)
     pca = PCA.from_moments(moments, task.n_components)
-
-    def without(samples: Tensor, _positions: list[int]) -> PCA:
-        found = PCA.from_moments(moments.remove(samples))
-        moments.update(samples)
-        return found
-
-    calibration = task.calibrated(
-        lambda groups: calibrate(task.statistics.sample, pca, without, _dense, groups)
-    )
+    calibration = task.cross_validated(pca, _without(moments, PCA.from_moments), _dense)
     return task.fitted("exact", Dense(pca.basis.cpu()), pca, calibration)
 
 
 def _dct(task: FitTask) -> FittedFilter:
-    config, sample = task.statistics.config, task.statistics.sample
-    at_input = config.at == "input"
+    config = task.statistics.config
     dct = fit_channel_dct(cast(CoefficientMoments, task.statistics.moments), task.n_components)
-    basis = Cosine(dct.rotation, dct.order, config.shape, at_input=at_input)
-    quick, mean = basis.prepared(torch.float32), dct.mean.float()
-    variances = dct.explained_variance.float()
-    rest = rest_of(sample.all(), mean, quick) if dct.drops_something else None
-    calibration = task.calibrated(
-        lambda groups: calibrate_fixed(
-            sample, mean, variances, quick.project, dct.n_samples, rest, groups
-        )
-    )
-    fitted = task.fitted("dct", basis, dct, calibration)
-    return task.with_images(fitted, calibration) if at_input else fitted
+    basis = Cosine(dct.rotation, dct.order, config.shape, at_input=config.at == "input")
+    quick, variances = basis.prepared(torch.float32), dct.explained_variance.float()
+    calibration = task.calibrated_as_fixed(dct, variances, quick, dct.mean.float())
+    return task.fitted("dct", basis, dct, calibration)
 
 
 SUMMED: dict[RouteName, SummedRoute] = {
@@ -295,32 +307,24 @@ def _gram(task: FitTask) -> FittedFilter:
         if not at_input:  # at the input, what was read is of no use to the randomised route
             task.give_back(held, batches)
         return _randomised(task)
-    task.source.stage("decomposing")
+    task.source.tell("stage", "decomposing")
     if at_input:
         return _gram_at_input(task, held)
     gram = SampleGram(held, math.prod(task.shapes.output), device=task.source.device)
-    pca, sample = gram.pca(task.n_components), task.statistics.sample
-    calibration = task.calibrated(
-        lambda groups: calibrate(
-            sample, pca, lambda _, out: gram.pca(leave_out=out), _dense, groups
-        )
-    )
+    pca = gram.pca(task.n_components)
+    calibration = task.cross_validated(pca, lambda _, out: gram.pca(leave_out=out), _dense)
     return task.fitted("gram", Dense(pca.basis.cpu()), pca, calibration)
 
 
 def _gram_at_input(task: FitTask, held: list[Tensor]) -> FittedFilter:
     gram = InputGram(held, LinearPart(task.source.layer, task.shape(at_input=True)))
-    pca, sample = gram.pca(task.n_components), task.statistics.sample
+    pca = gram.pca(task.n_components)
 
     def basis_of(found: FoldedPCA) -> Basis:
         return Folded(found.project, found.rebuild)
 
-    calibration = task.calibrated(
-        lambda groups: calibrate(
-            sample, pca, lambda _, out: gram.pca(leave_out=out), basis_of, groups
-        )
-    )
-    return task.with_images(task.fitted("gram", basis_of(pca), pca, calibration), calibration)
+    calibration = task.cross_validated(pca, lambda _, out: gram.pca(leave_out=out), basis_of)
+    return task.fitted("gram", basis_of(pca), pca, calibration)
 
 
 def _randomised(task: FitTask) -> FittedFilter:
@@ -330,14 +334,7 @@ def _randomised(task: FitTask) -> FittedFilter:
     pca = randomised_pca(
         task.read, size, task.n_components, generator=task.generator, device=device
     )
-    sample = task.statistics.sample
-    rest = rest_of(sample.all(), pca.mean, _dense(pca)) if pca.drops_something else None
-    variances = pca.explained_variance
-    calibration = task.calibrated(
-        lambda groups: calibrate_fixed(
-            sample, pca.mean, variances, lambda x: x @ pca.basis, pca.n_samples, rest, groups
-        )
-    )
+    calibration = task.calibrated_as_fixed(pca, pca.explained_variance, _dense(pca), pca.mean)
     basis, error_bound = Dense(pca.basis.cpu()), pca.error_bound.cpu()
     return task.fitted("randomised", basis, pca, calibration, error_bound)
 

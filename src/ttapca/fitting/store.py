@@ -24,24 +24,8 @@ from torch import Tensor
 
 from ttapca._checks import OneOf, check_option, shown
 from ttapca.errors import FilterExistsError, OptionError, SavedFilterError
+from ttapca.fitting import saved_format as form
 from ttapca.fitting.input_range import InputRange
-from ttapca.fitting.saved_format import (
-    CLASS_LIKENESS,
-    CLASS_LOADINGS,
-    CLASS_MOMENTS,
-    CLASS_SHARES,
-    FINGERPRINT,
-    GROUP_NORM,
-    LAYER_NORM,
-    PAIR_NUMBERS,
-    PAIRS,
-    Storage,
-    check_config,
-    check_tensors,
-    kind_of,
-    packed,
-    unpacked,
-)
 from ttapca.spectral.cosine import Cosine
 from ttapca.spectral.resemblance import Resemblance
 from ttapca.spectral.source_classes import PairStatistic, SourceClasses
@@ -69,22 +53,26 @@ PLAIN = (
     "textures",
 )
 # Attributes that have a tensor for each of some layers, which is its name's beginning in the file.
-BY_LAYER = {"group_norm_": GROUP_NORM, "layer_norm_": LAYER_NORM, "fingerprint_": FINGERPRINT}
+BY_LAYER = {
+    "group_norm_": form.GROUP_NORM,
+    "layer_norm_": form.LAYER_NORM,
+    "fingerprint_": form.FINGERPRINT,
+}
 
 
-def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: bool) -> None:
+def save_filter(fitted: FittedFilter, path: Path, *, dtype: form.Storage, overwrite: bool) -> None:
     """Write a filter to a folder; see `FittedFilter.save`."""
     tensors = filter_tensors(fitted, stored_dtype(dtype))
     config = filter_config(fitted, dtype)
     if "order" in tensors:
-        tensors = packed(tensors, math.prod(fitted.shape))
-        # What will be read differs from what was packed by rounding.
-        again = unpacked(tensors, fitted.shape, fitted.n_components_, path)
+        tensors = form.packed(tensors, math.prod(fitted.shape))
+        # What will be read differs from what was form.packed by rounding.
+        again = form.unpacked(tensors, fitted.shape, fitted.n_components_, path)
         config["source"] |= _ends(again["singular_values"])
     write_folder(path, config, tensors, _card(fitted, dtype), overwrite=overwrite)
 
 
-def filter_config(fitted: FittedFilter, dtype: Storage) -> dict[str, Any]:
+def filter_config(fitted: FittedFilter, dtype: form.Storage) -> dict[str, Any]:
     """Return what describes a filter, as JSON has it; `dtype` is that of its matrices."""
     source = {
         "n_samples": fitted.n_samples_,
@@ -129,12 +117,12 @@ def filter_tensors(fitted: FittedFilter, stored: torch.dtype) -> dict[str, Tenso
     classes = fitted.classes_
     if classes is not None:
         paths = sorted(classes.layers)
-        tensors |= {CLASS_SHARES: classes.shares, CLASS_LOADINGS: classes.loadings}
-        tensors[CLASS_LIKENESS] = torch.tensor([classes.likeness[path] for path in paths])
-        tensors |= {CLASS_MOMENTS + path: classes.layers[path] for path in paths}
+        tensors |= {form.CLASS_SHARES: classes.shares, form.CLASS_LOADINGS: classes.loadings}
+        tensors[form.CLASS_LIKENESS] = torch.tensor([classes.likeness[path] for path in paths])
+        tensors |= {form.CLASS_MOMENTS + path: classes.layers[path] for path in paths}
         if classes.pairs is not None:
-            tensors[PAIR_NUMBERS] = classes.pairs.numbers
-            tensors |= {PAIRS + path: each for path, each in classes.pairs.layers.items()}
+            tensors[form.PAIR_NUMBERS] = classes.pairs.numbers
+            tensors |= {form.PAIRS + path: each for path, each in classes.pairs.layers.items()}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
@@ -149,17 +137,19 @@ def filter_arguments(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         attributes["resemblance_"] = Resemblance.of_tensors(tensors["resemblance"], covariances)
     if "inputs" in tensors:
         attributes["inputs_"] = InputRange(*tensors["inputs"])
-    if CLASS_LIKENESS in tensors:
-        layers, pairs = _by_path(tensors, CLASS_MOMENTS), None
-        likeness = zip(sorted(layers), tensors[CLASS_LIKENESS].tolist(), strict=True)
-        if PAIR_NUMBERS in tensors:
-            pairs = PairStatistic.of_numbers(_by_path(tensors, PAIRS), tensors[PAIR_NUMBERS])
+    if form.CLASS_LIKENESS in tensors:
+        layers, pairs = _by_path(tensors, form.CLASS_MOMENTS), None
+        likeness = zip(sorted(layers), tensors[form.CLASS_LIKENESS].tolist(), strict=True)
+        if form.PAIR_NUMBERS in tensors:
+            pairs = PairStatistic.of_numbers(
+                _by_path(tensors, form.PAIRS), tensors[form.PAIR_NUMBERS]
+            )
         attributes["classes_"] = SourceClasses(
-            tensors[CLASS_SHARES], tensors[CLASS_LOADINGS], layers, dict(likeness), pairs
+            tensors[form.CLASS_SHARES], tensors[form.CLASS_LOADINGS], layers, dict(likeness), pairs
         )
     return attributes | {
         "layer": config["layer"],
-        "basis": kind_of(config, tensors).from_tensors(tensors, shape, at_input=at_input),
+        "basis": form.kind_of(config, tensors).from_tensors(tensors, shape, at_input=at_input),
         "shape": shape,
         "output_shape": tuple(config["output_shape"]),
         "mean_": tensors.get("output_mean"),
@@ -184,7 +174,7 @@ def _by_path(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def stored_dtype(name: str) -> torch.dtype:
     """Return the precision of that name, or raise `OptionError`."""
-    check_option("dtype", name, OneOf(get_args(Storage)))
+    check_option("dtype", name, OneOf(get_args(form.Storage)))
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
@@ -311,10 +301,10 @@ def _checksum(config: dict[str, Any]) -> str:
 def read_filter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the config and the tensors of a saved filter, and check that they make a filter."""
     config, tensors = read_folder(path)
-    check_config(config, path)
+    form.check_config(config, path)
     if config["route"] in Cosine.routes:
-        tensors = unpacked(tensors, config["shape"], config["n_components"], path)
-    check_tensors(config, tensors, path)
+        tensors = form.unpacked(tensors, config["shape"], config["n_components"], path)
+    form.check_tensors(config, tensors, path)
     return config, tensors
 
 
