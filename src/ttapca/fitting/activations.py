@@ -71,15 +71,10 @@ BYTES_A_NUMBER = 4 * 5
 
 @dataclass
 class NetworkCost:
-    """What one sample costs in a forward pass.
+    """What one sample costs in a forward pass."""
 
-    Attributes:
-        largest: Numbers in the largest output of a layer.
-        multiply_adds: In convolutions and linear layers.
-    """
-
-    largest: int = 1
-    multiply_adds: int = 0
+    largest: int = 1  # numbers in the largest output of a layer
+    multiply_adds: int = 0  # in convolutions and linear layers
 
     @property
     def together(self) -> int:
@@ -124,16 +119,12 @@ class ModelInputs:
         args = tuple(map(changed, self.args))
         return ModelInputs(args, {name: changed(value) for name, value in self.kwargs.items()})
 
-    def head(self, count: int) -> ModelInputs:
-        """Return the first samples; tensors without a row per sample stay whole."""
-        return self._rows(slice(count))
-
     def chosen(self, among: Tensor) -> ModelInputs:
         """Return the samples for which `among`, shape (samples,), is true."""
         return self if bool(among.all()) else self._rows(among.to(self.first.device))
 
     def parts(self, most: int) -> Iterator[ModelInputs]:
-        """Yield the samples in order, at most this many at a time."""
+        """Yield the samples in order, at most this many at a time; other tensors stay whole."""
         samples = len(self.first)
         if samples <= most:
             yield self
@@ -237,7 +228,7 @@ class SourceActivations:
     def probe(self) -> Shapes:
         """Run a sample or two through the whole model to see what the layer takes and returns."""
         batch = self._inputs_of(self._first_batch())
-        inputs = batch.head(2)
+        inputs = next(batch.parts(2))
         self.data_shape = tuple(inputs.first.shape[1:])
         output, shapes = self._recorded(inputs)
         self.batch_size = max(1, len(batch.first))
@@ -344,11 +335,8 @@ class SourceActivations:
     ) -> Iterator[Tensor]:
         """Yield what every batch becomes at the layer, shape (batch, *shape).
 
-        Args:
-            config: Which side of the layer, and how.
-            into: Collects everything but moments; None in later passes.
-            positions: Where these samples stand among all.
-            name: Of the data, for error messages.
+        Everything but moments is added to `into`, which is None in later passes. `positions` are
+        those of these samples among all, and `name` is that of the data in messages.
         """
         read = rows = 0
         for number, batch in enumerate(self._progress(self._data)):

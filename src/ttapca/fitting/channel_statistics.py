@@ -42,26 +42,16 @@ def _add_to(sums: dict[str, Tensor], others: dict[str, Tensor]) -> None:
 
 @dataclass(eq=False)
 class ChannelSums:
-    """Sums over the measured images, by the paths of normalisation layers, in float64.
+    """Sums over the measured images, by the paths of normalisation layers, in float64."""
 
-    Attributes:
-        measured: How many images.
-        other_rows: Paths of layers whose rows are not images, which are left out.
-        moments: Sums of channel means and of mean squares, and for how many images, shape
-            (3, channels).
-        weights: Sum of the probabilities of each class, shape (classes,); None without classes.
-        by_class: Of channel means and of mean squares, shape (classes, 2, channels).
-        squares: Of squared channel means, shape (channels,).
-        late_features: Features of late layers of each image, its class probabilities, and for how
-            many images it counts, one row each.
-    """
-
-    measured: int = 0
-    other_rows: set[str] = field(default_factory=set)
+    measured: int = 0  # images
+    other_rows: set[str] = field(default_factory=set)  # layers whose rows are not images
+    # Of channel means and of mean squares, and for how many images, shape (3, channels).
     moments: dict[str, Tensor] = field(default_factory=dict)
-    weights: Tensor | None = None
-    by_class: dict[str, Tensor] = field(default_factory=dict)
-    squares: dict[str, Tensor] = field(default_factory=dict)
+    weights: Tensor | None = None  # probabilities of classes, (classes,); None without classes
+    by_class: dict[str, Tensor] = field(default_factory=dict)  # as moments, (classes, 2, channels)
+    squares: dict[str, Tensor] = field(default_factory=dict)  # of channel means, (channels,)
+    # Of each image: features of late layers, class probabilities, and for how many it counts.
     late_features: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def merge(self, other: ChannelSums) -> None:
@@ -77,11 +67,6 @@ class ChannelSums:
             _add_to(self.by_class, other.by_class)
             _add_to(self.squares, other.squares)
             self.late_features += other.late_features
-
-    def means(self) -> dict[str, Tensor]:
-        """Return the means and mean squares of channels by path, shape (2, channels)."""
-        known = self.moments.keys() - self.other_rows
-        return {path: each[:2] / each[2] for path, each in self.moments.items() if path in known}
 
     def classes(self) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Return the weights of classes and the sums of layers that are finite."""
@@ -131,12 +116,8 @@ class SourceChannels:
     """Measures the channels of every BatchNorm, GroupNorm and LayerNorm layer of a model.
 
     A LayerNorm whose first dimension is not that of the images, as in a transformer that has tokens
-    first, is left out: its statistics are of an unknown number of images.
-
-    Args:
-        model: In evaluation mode.
-        logits: Finds the logits in what the model returns; None if it returns them.
-        sums: What was measured before; nothing by default.
+    first, is left out: its statistics are of an unknown number of images. `sums` were measured
+    before.
 
     Example:
         >>> from ttapca.fitting.activations import ModelInputs
@@ -157,15 +138,9 @@ class SourceChannels:
 
     @torch.no_grad()
     def measure(self, inputs: ModelInputs, weights: Tensor | None = None) -> Tensor | None:
-        """Measure a batch of source images.
+        """Measure a batch of source images, of which each counts for `weights`, shape (images,).
 
-        Args:
-            inputs: The arguments of the model.
-            weights: For how many images each of them counts, shape (images,); by default for one.
-
-        Returns:
-            The class probabilities of the images, shape (images, classes); None if the model
-            predicts no classes.
+        Return their class probabilities, (images, classes); None if the model predicts none.
         """
         images = len(inputs.first)
         weights = torch.ones(images, dtype=torch.float64) if weights is None else weights
@@ -244,13 +219,14 @@ class SourceChannels:
     def of(self, kind: type[nn.Module]) -> dict[str, Tensor]:
         """Return mean and variance of the channels of such layers by path, shape (2, channels).
 
-        Args:
-            kind: GroupNorm or LayerNorm; BatchNorm remembers its own.
+        They are GroupNorm or LayerNorm; BatchNorm remembers its own.
         """
         found = {}
-        for path, (mean, square) in self.sums.means().items():
-            statistics = torch.stack([mean, square - mean.square()]).float()
-            if isinstance(self._layers[path], kind) and torch.isfinite(statistics).all():
+        for path, (total, squares, images) in self.sums.moments.items():
+            mean = total / images
+            statistics = torch.stack([mean, squares / images - mean.square()]).float()
+            known = isinstance(self._layers[path], kind) and path not in self.sums.other_rows
+            if known and torch.isfinite(statistics).all():
                 found[path] = statistics
         return found
 
@@ -304,12 +280,6 @@ NUMBER_BYTES = 4  # float32
 class Subsample:
     """Says which images are measured.
 
-    Attributes:
-        wanted: How many images are measured, at least.
-        images: How many there are; None if that is unknown.
-        classes: How many classes there are whose moments will be stored; 0 if none.
-        needed: Whether anything is measured.
-
     Example:
         >>> rule = Subsample(wanted=100, images=2000, classes=10)
         >>> measured = rule.of(torch.arange(2000))
@@ -317,10 +287,10 @@ class Subsample:
         (101, [26, 24, 26, 25])
     """
 
-    wanted: int
-    images: int | None
-    classes: int
-    needed: bool = True
+    wanted: int  # images, at least
+    images: int | None  # how many there are; None if that is unknown
+    classes: int  # whose moments will be stored; 0 if none
+    needed: bool = True  # whether anything is measured
 
     def rates(self, positions: Tensor) -> Tensor:
         """Return the share of images that is measured around each position, above 0 to 1."""

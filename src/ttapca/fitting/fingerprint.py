@@ -20,7 +20,7 @@ from ttapca.support.modules import LayerPaths, core_of
 PROJECTIONS = 8
 COLUMNS = 1 + PROJECTIONS
 
-# Of a large tensor, so many numbers are looked at, evenly spread.
+# Of a large tensor, this many numbers are looked at, evenly spaced.
 LOOKED_AT = 4096
 SMALLEST = 1e-4  # root mean square: a tensor of smaller numbers counts as zero
 
@@ -31,14 +31,9 @@ SAME_WEIGHTS = 0.05
 
 
 def fingerprint(model: nn.Module, paths: Iterable[str]) -> dict[str, Tensor]:
-    """Return the fingerprints of some layers by their paths, those that have weights.
+    """Return the fingerprints of those layers that have weights, shape (`COLUMNS`,), float32.
 
-    Args:
-        model: The network.
-        paths: Of the layers; the empty one is the network itself, without wrappers.
-
-    Returns:
-        For each layer, shape (`COLUMNS`,), float32.
+    The empty path is the network itself, without wrappers.
     """
     known = LayerPaths(model)
     found = {}

@@ -320,12 +320,8 @@ def mirror_agreement(
     Each prediction has the weight of its probability: if the network hesitates between classes, any
     change may tip it.
 
-    Args:
-        predict: Returns the logits of the untouched model; None if there are none.
-        batches: Source images, as the arguments of the model and its keyword arguments.
-
-    Returns:
-        None if the arguments hold no images, or the model predicts no classes.
+    `predict` returns the logits of the untouched model for `batches` of arguments. Return None if
+    these hold no images, or the model predicts no classes.
 
     Example:
         >>> left_is_brighter = lambda x: torch.stack([x[:, 0, 0, 0], x[:, 0, 0, 1]], 1)

@@ -62,32 +62,30 @@ class FittedFilter:
             (components,); None if the result is exact.
         variances_: Variance of each component over samples that did not make the basis, float64,
             shape (components,). None if these are as for those that did.
-        energies_: Band energies of some source samples, for closed-form gains, shape (samples,
-            bands); see `ttapca.spectral.calibration`.
+        energies_: Band energies of some source samples, shape (samples, bands), for gains in closed
+            form; see `ttapca.spectral.calibration`.
         rest_: Squared length of what lies outside the basis, for the samples of `energies_`, shape
             (samples,). None if that is less than a ten-thousandth of the variance.
         class_reach_: How far the mean of the farthest class lies from the mean of all, in squared
-            deviations within classes, shape (components,); see `ttapca.spectral.shrinkage`. None if
-            the model predicts no classes.
+            deviations within classes, shape (components,). None without classes.
         outliers_: How far values of some source images stray from those around them, and how many
-            do, shape (samples, 3); see `ttapca.spectral.image_statistics`. None if the filter does
-            not act on the model's input images.
+            do, shape (samples, 3). None if the filter does not act on the model's input images.
         textures_: Textures of the samples that `energies_` are of, shape (samples, numbers); see
             `ttapca.spectral.image_statistics`. None as for `outliers_`.
         resemblance_: How far the samples of `energies_` resemble each other, as frames of a drive
-            do, and for how many independent ones they count; see `ttapca.spectral.resemblance`.
+            do, and for how many independent ones they count.
         agreement_: Share of source predictions that stay the same with the filter at gains of 1,
-            which drops what lies outside the basis. None if nothing is dropped, the model returns
-            no classes, or the filter was truncated.
+            which drops what lies outside the basis. None if nothing is dropped, without classes,
+            and for a filter that was truncated.
         mirror_agreement_: Share of source predictions that stay when images are mirrored, from 0 to
-            1; see `ttapca.fitting.fit`. None if the model takes no images or returns no classes.
+            1. None if the model takes no images or predicts no classes.
         group_norm_: Mean and variance of every channel of each GroupNorm layer of the network, by
-            its path, shape (2, channels); see `ttapca.fitting.channel_statistics`.
+            its path, shape (2, channels).
         layer_norm_: The same for LayerNorm layers.
-        inputs_: Range, mean and deviation of what the network was given, by channel of images; see
-            `ttapca.fitting.input_range`. None if that are no floating-point numbers.
+        inputs_: Range, mean and deviation of what the network was given, by channel of images. None
+            if it was not given floating-point numbers.
         fingerprint_: Of the weights that all of this depends on, those of the layer and of the
-            normalisation layers that were measured, by path; see `ttapca.fitting.fingerprint`.
+            normalisation layers that were measured, by path.
         classes_: What classes do to the network; see `ttapca.spectral.source_classes`. None if the
             model predicts no classes or has no normalisation layers.
         versions: Versions of the software that computed it.

@@ -28,11 +28,7 @@ MOST_CHANNELS = 64
 class InputRange:
     """Range, mean and standard deviation of the inputs of a network, shape (channels,) each.
 
-    Attributes:
-        low: The lowest value.
-        high: The highest one.
-        mean: Over samples and places.
-        deviation: Likewise.
+    The mean and the deviation are over samples and places.
 
     Example:
         >>> images = torch.linspace(0, 1, 2 * 3 * 8 * 8).view(8, 8, 3, 2).permute(3, 2, 0, 1)
@@ -99,14 +95,11 @@ class InputRange:
 
 @dataclass(eq=False)
 class InputSums:
-    """Sums of which an `InputRange` is made; those of parts of the data add up.
+    """Sums of which an `InputRange` is made; those of parts of the data add up."""
 
-    Attributes:
-        sums: How many values, their sum and that of their squares, shape (3, channels).
-        ends: The lowest and the highest value, shape (2, channels).
-    """
-
+    # How many values, their sum and that of their squares, shape (3, channels).
     sums: Tensor = field(default_factory=lambda: torch.zeros(3, 0, dtype=torch.float64))
+    # The lowest and the highest value, shape (2, channels).
     ends: Tensor = field(default_factory=lambda: torch.zeros(2, 0, dtype=torch.float64))
 
     @torch.no_grad()
@@ -204,10 +197,7 @@ class Mistake(NamedTuple):
 def mistake_in(seen: InputRange, source: InputRange, images: int) -> str | None:
     """Return in words which mistake explains the images that were seen; None if none does.
 
-    Args:
-        seen: Of images of a stream.
-        source: Of the images of the fit.
-        images: How many were seen.
+    `seen` is the range of `images` of a stream, and `source` that of the images of the fit.
 
     Example:
         >>> pixels = torch.linspace(0, 1, 64).view(1, 1, 8, 8)

@@ -105,13 +105,8 @@ def plan_of(
 ) -> FitPlan:
     """Choose a route, unless one is named, and say what it costs.
 
-    Args:
-        problem: What is known beforehand.
-        route: The route, or `pca` for any but `dct`.
-        network_bytes: Memory that running the network takes.
-        norm_bytes: Size of what is stored about normalisation layers.
-        memory: Bytes at hand; by default what the system says.
-        parallelism: How the reading is divided over processes; None if this one reads.
+    The memory at hand is by default what the system says; `network_bytes` of it run the network.
+    `norm_bytes` are stored about normalisation layers. Without `parallelism`, this process reads.
 
     Raises:
         OutOfMemoryError: What was asked for needs more memory than is at hand, or every way does.
@@ -250,31 +245,20 @@ MEASURING = 1e8
 
 @dataclass(frozen=True)
 class Problem:
-    """What a fit knows before it begins.
+    """What a fit knows before it begins; shapes are those of one sample."""
 
-    Attributes:
-        input_shape: Shape of a sample of the layer's input; None if that is not a single tensor.
-        output_shape: Shape of a sample of its output.
-        folds: Whether a filter acts on the layer's input; see `acts_on_input`.
-        components: How many to keep: a number, a share of the variance, or None for all.
-        samples: How many there are; None if the data do not tell.
-        batch: Samples in the first batch.
-        classes: How many classes the network predicts; 0 if none.
-        data_shape: Shape of a sample of what the model is given, if that is known.
-    """
-
-    input_shape: tuple[int, ...] | None
+    input_shape: tuple[int, ...] | None  # of the layer; None if that is not a single tensor
     output_shape: tuple[int, ...]
-    folds: bool
-    components: int | float | None = None
-    samples: int | None = None
-    batch: int = 1
-    classes: int = 0
-    data_shape: tuple[int, ...] | None = None
+    folds: bool  # whether a filter acts on the layer's input; see `acts_on_input`
+    components: int | float | None = None  # to keep: a number, a share of the variance, or all
+    samples: int | None = None  # None if the data do not tell
+    batch: int = 1  # samples in the first batch
+    classes: int = 0  # that the network predicts
+    data_shape: tuple[int, ...] | None = None  # of what the model is given, if that is known
 
     @property
     def outputs(self) -> int:
-        """Numbers in a sample of the output, p."""
+        """Numbers in a sample of the output."""
         return math.prod(self.output_shape)
 
     @property
@@ -303,20 +287,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class RouteCost:
-    """Bytes that a route takes.
+    """Bytes that a route takes."""
 
-    Attributes:
-        memory: Bytes that the route needs beyond what the process has, at most.
-        stored: Bytes of the filter on disk, as float32.
-        summed: Bytes of the sums over the samples, which processes that read parts send; 0 if the
-            route needs the samples themselves.
-        beside: Bytes that a pass takes beside these sums.
-    """
-
-    memory: float
-    stored: float
-    summed: float = 0.0
-    beside: float = 0.0
+    memory: float  # beyond what the process has, at most
+    stored: float  # of the filter on disk, as float32
+    summed: float = 0.0  # of sums over the samples; 0 if it needs the samples themselves
+    beside: float = 0.0  # of a pass beside these sums
 
 
 def route_cost(route: RouteName, problem: Problem) -> RouteCost:
@@ -376,21 +352,13 @@ LARGE_RESULT = 2**26  # bytes
 
 @dataclass(frozen=True)
 class Parallelism:
-    """How the reading of data is divided over processes.
-
-    Attributes:
-        parts: In how many parts the data are.
-        workers: How many processes read at the same time.
-        here: Whether they are on this machine, and share its memory.
-        words: Who they are, for people.
-        by_parts: Whether parts are given out, in tasks; else each process has data of its own.
-    """
+    """How the reading of data is divided over processes."""
 
     parts: int
-    workers: int
-    here: bool
-    words: str
-    by_parts: bool = True
+    workers: int  # processes that read at the same time
+    here: bool  # whether they are on this machine, and share its memory
+    words: str  # who they are, for people
+    by_parts: bool = True  # parts are given out, in tasks; else each process has data of its own
 
     def tasks(self, cost: RouteCost) -> int:
         """Return in how many tasks the parts are read."""

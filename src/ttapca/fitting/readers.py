@@ -264,18 +264,16 @@ def reader_of(
 
 
 class ProcessGroup:
-    """All ranks of the job, in a group of their own, apart from the messages of other groups.
+    """All ranks of the job, apart from the messages of other groups.
 
     It uses gloo, whatever the job's own backend is: its messages lie in the memory of the CPU. They
     are pickled, as all objects that torch sends between ranks.
     """
 
-    # One rank may decompose a large matrix while the others wait.
-    timeout = timedelta(days=1)
-
     def __init__(self) -> None:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
-        self._group = dist.new_group(backend="gloo", timeout=self.timeout)
+        # One rank may decompose a large matrix while the others wait.
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(days=1))
 
     def close(self) -> None:
         """Leave the group."""

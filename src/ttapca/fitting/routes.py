@@ -1,21 +1,13 @@
 """The routes of a fit: five ways from source data to a basis.
 
-Three need sums over the samples only, so that several processes can read the data:
+Three need sums over the samples only, so that several processes can read the data: **folded**, for
+an affine layer whose input is smaller than its output or is the model's images, exact in the space
+of its input; **exact**, for any other layer, by one p x p matrix; **dct**, for images, and for maps
+that are too large for a basis of vectors: cosines with exact variances. Two need the samples
+themselves: **gram**, for few samples, exact by one samples x samples matrix; and **randomised**,
+for many samples of a long layer, by a few passes over the data until an error bound is met.
 
-- **folded**, for an affine layer whose input is smaller than its output or is the model's images
-  (`acts_on_input` of `ttapca.spectral.basis_choice`): exact, in the space of its input;
-- **exact**, for any other layer: one p x p matrix;
-- **dct**, for images, and for maps that are too large for a basis of vectors: cosines with exact
-  variances, not exactly the principal components (see `ttapca.spectral.cosine`).
-
-Two need the samples themselves, so that one process reads all of them:
-
-- **gram**, for few samples: exact, one samples x samples matrix; the only route that keeps all
-  activations in memory;
-- **randomised**, for many samples of a long layer: a few passes over the data, until an error bound
-  is met.
-
-Another route is a function here, its entry in `SUMMED` or `SAMPLED`, and its name and its cost in
+Another route is a function here, its entry in `SUMMED` or `SAMPLED`, and its name and cost in
 `ttapca.fitting.plan`.
 """
 
@@ -78,12 +70,8 @@ class FitTask:
     _begun: Iterator[Tensor] | None = None
 
     def shape(self, *, at_input: bool = False) -> tuple[int, ...]:
-        """Return the shape of a sample at one side of the layer."""
-        if not at_input:
-            return self.shapes.output
-        if self.shapes.input is None:
-            raise OptionError(f"The input of `{self.source.path}` is not a single tensor.")
-        return self.shapes.input
+        """Return the shape of a sample at one side of the layer; the input is a single tensor."""
+        return cast(tuple[int, ...], self.shapes.input) if at_input else self.shapes.output
 
     def pass_config(self, *, at_input: bool, moments: MomentsKind | None = None) -> PassConfig:
         """Say how a pass over one side of the layer goes."""

@@ -127,16 +127,10 @@ def check_config(config: object, path: Path) -> None:
 
 
 def check_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raise unless the tensors are those of a filter with this config.
+    """Raise `SavedFilterError` unless unpacked tensors are those of a filter with this config.
 
-    Args:
-        config: One that `check_config` let pass.
-        tensors: What was read, unpacked.
-        path: The folder that they come from, for the message.
-
-    Raises:
-        SavedFilterError: One is missing, unknown, of another shape or type, not finite, out of
-            range or out of order, or the config contradicts them.
+    One may be missing, unknown, of another shape or type, not finite, out of range or out of order,
+    or the config may contradict them. `path` is named in the message.
     """
     _check_shapes(config, tensors, path)
     required, optional = _forms(config, tensors)

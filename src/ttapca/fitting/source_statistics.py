@@ -118,11 +118,8 @@ KEPT_NUMBERS = 2**23  # of all of them together, at most
 class KeptInputs:
     """The first samples of some blocks of the data, evenly distributed over all blocks.
 
-    Positions alone decide which, as in `ttapca.spectral.position_sample`.
-
-    Args:
-        block: Samples in a block, a batch as it is usually read.
-        numbers: Numbers in a sample.
+    A block is a batch as it is usually read, of samples of `numbers` numbers. Positions alone
+    decide which are kept, as in `ttapca.spectral.position_sample`.
     """
 
     def __init__(self, block: int, numbers: int) -> None:
@@ -172,25 +169,15 @@ Side = Literal["input", "output"]
 
 @dataclass(frozen=True)
 class PassConfig:
-    """How data are read in one pass: the same for all parts and processes.
+    """How data are read in one pass: the same for all parts and processes."""
 
-    Attributes:
-        at: Which side of the layer is looked at.
-        shape: Shape of a sample there.
-        numbers: Numbers in a sample of the data.
-        together: How many samples are run through the network at once, at most.
-        block: How many samples a batch of the data usually has.
-        subsample: Which images are run through the whole network.
-        moments: Which moments are summed up; None if a route needs the activations themselves.
-    """
-
-    at: Side
-    shape: tuple[int, ...]
-    numbers: int
-    together: int
-    block: int
-    subsample: Subsample
-    moments: MomentsKind | None = None
+    at: Side  # of the layer
+    shape: tuple[int, ...]  # of a sample there
+    numbers: int  # in a sample of the data
+    together: int  # samples that are run through the network at once, at most
+    block: int  # samples that a batch of the data usually has
+    subsample: Subsample  # of images that are run through the whole network
+    moments: MomentsKind | None = None  # None if a route needs the activations themselves
 
 
 class SourceStatistics:

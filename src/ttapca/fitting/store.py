@@ -265,13 +265,15 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     """
 
     def check() -> None:
-        if holds_filter(path):
+        names = {each.name for each in path.iterdir()} if path.is_dir() else set()
+        # What is replaced is lost: a `config.json` alone may belong to a network.
+        if CONFIG in names and names <= {CONFIG, TENSORS, CARD}:
             if not overwrite:
                 raise FilterExistsError(
                     f"`{path}` holds a saved filter already, which would be lost. Choose another "
                     "path, or replace it with `overwrite=True`."
                 )
-        elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+        elif names or (path.exists() and not path.is_dir()):
             raise FilterExistsError(
                 "A filter is saved to a new or empty folder, or over another saved filter; "
                 f"`{path}` holds something else. Choose another path."
@@ -282,15 +284,6 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     if not os.access(above, os.W_OK):
         with writing(path):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-def holds_filter(path: Path) -> bool:
-    """Return whether a folder holds a saved filter, whole or not, and nothing else.
-
-    What is replaced is lost: a `config.json` alone may belong to a network.
-    """
-    names = {each.name for each in path.iterdir()} if path.is_dir() else set()
-    return CONFIG in names and names <= {CONFIG, TENSORS, CARD}
 
 
 def _checksum(config: dict[str, Any]) -> str:
@@ -313,9 +306,6 @@ def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     A folder that a killed process left beside its place is put back first. One that another process
     replaces meanwhile is read again.
-
-    Raises:
-        SavedFilterError: The folder is missing, foreign, truncated or altered.
     """
     return read_replaceable(path, functools.partial(_read_folder, path))
 
