@@ -146,42 +146,34 @@ class SourceChannels:
         weights = torch.ones(images, dtype=torch.float64) if weights is None else weights
         batch = ChannelSums(images)
         rows: dict[str, Tensor] = {}  # (images, 2, channels)
+
+        def measure_layer(path: str, layer: nn.Module, args: tuple[Any, ...], _: Any) -> None:
+            values: Tensor = args[0]  # (batch, channels, ...)
+            if isinstance(layer, nn.LayerNorm) and len(values) != images:
+                batch.other_rows.add(path)
+                return
+            alone = False  # of the other images: not by statistics of a batch
+            if is_sample_norm(layer):
+                alone, values = True, normalised_alone(layer, values)
+            values = at_least_float32(values)
+            each = values.flatten(2) if values.dim() > 2 else values[..., None]
+            moments = torch.stack([each.mean(2), each.square().mean(2)], 1)
+            if len(moments) == images:
+                rows[path] = moments
+            if alone:
+                # A layer that is called on parts of images has no row for each image.
+                counts = weights if len(moments) == images else torch.ones(len(moments))
+                sums = torch.einsum("n,nsc->sc", counts.to(moments), moments).double().cpu()
+                total = torch.full_like(sums[:1], float(counts.sum()))
+                _add_to(batch.moments, {path: torch.cat([sums, total])})
+
         with temporary_patches() as patches:
             for path, layer in self._layers.items():
-                measure = functools.partial(self._measure_layer, path, weights, batch, rows)
-                patches.hook_input(layer, measure)
+                patches.hook_input(layer, functools.partial(measure_layer, path))
             output = inputs.run(self._model)
         shares = self._add_classes(output, weights, batch, rows)
         self.sums.merge(batch)
         return shares
-
-    @staticmethod
-    def _measure_layer(
-        path: str,
-        weights: Tensor,
-        batch: ChannelSums,
-        rows: dict[str, Tensor],
-        layer: nn.Module,
-        args: tuple[Any, ...],
-        _: Any,
-    ) -> None:
-        """Add what a layer normalises, shape (batch, channels, ...)."""
-        values: Tensor = args[0]
-        if isinstance(layer, nn.LayerNorm) and len(values) != len(weights):
-            batch.other_rows.add(path)
-            return
-        alone = is_sample_norm(layer)
-        values = at_least_float32(normalised_alone(layer, values) if alone else values)
-        each = values.flatten(2) if values.dim() > 2 else values[..., None]
-        moments = torch.stack([each.mean(2), each.square().mean(2)], 1)
-        if len(moments) == len(weights):
-            rows[path] = moments
-        else:  # a layer that is called on parts of images has no row for each image
-            weights = torch.ones(len(moments))
-        if alone:
-            sums = torch.einsum("n,nsc->sc", weights.to(moments), moments).double().cpu()
-            count = torch.full_like(sums[:1], float(weights.sum()))
-            _add_to(batch.moments, {path: torch.cat([sums, count])})
 
     def _add_classes(
         self, output: Any, weights: Tensor, batch: ChannelSums, rows: dict[str, Tensor]

@@ -77,16 +77,16 @@ def fit(
         n_components: How many components to keep: a number, a fraction of the variance (a float up
             to 1), or None for all that the data have. A number or a fraction asks for a rank, so
             that components are principal ones, if images are not too large or too few for them.
-        progress: Wraps the batches while they are read, for example `tqdm`; silent by default. If
-            it has a method `plan`, that is given the `FitPlan` before the work begins; if it has a
-            method `stage`, that is told the name of work without batches.
+        progress: Wraps the batches while they are read, for example `tqdm`; silent by default. Its
+            methods `plan` and `stage`, if it has such, are told the `FitPlan` before the work
+            begins, and the name of work without batches.
         prepare: Returns what the model takes of a batch: a tensor, a tuple of arguments, or a dict
             of arguments by name; `lambda batch: (batch[0], batch[1])` for two inputs.
         logits: Finds the logits in what the model returns, if that is more than one tensor:
             `lambda output: output.logits`. From them, `fit` learns what classes do to statistics.
         outputs: What the outputs of the model mean: `multiclass`, `binary`, `multilabel` or
-            `regression`. By default two or more are the logits of classes. Of a single one nothing
-            is learned unless it is said to be `binary`, since it may be a regression.
+            `regression`. By default two or more are the logits of classes; of a single one nothing
+            is learned unless it is said to be `binary`.
         route: By default, cosines if the filter acts on the model's input images, with all
             components, and these have more than 1,024 numbers; else principal components. `pca`
             asks for these anywhere, and `dct` for cosines. Which of `folded`, `exact`, `gram` and
@@ -95,10 +95,9 @@ def fit(
         generator: Draws the start of the randomised route; a fixed seed by default.
         engine: Reads data in parts, with the same result: `joblib:4` for four processes of this
             machine, or an `Engine`; by default this process. See `ttapca.engines`.
-        groups: The group of each sample in order of the data, if samples of a group resemble each
-            other: its drive, patient or speaker, for example. A hundred frames of one drive tell
-            less than a hundred drives. Without groups, `fit` notices resemblance between
-            neighbours, if the data are in order of time.
+        groups: The group of each sample in order of the data, such as its drive or its speaker: a
+            hundred frames of one drive tell less than a hundred drives. Without groups, `fit`
+            notices resemblance between neighbours, if the data are in order of time.
 
     Returns:
         The fitted filter. Its `accuracy_` says how exact it is.

@@ -9,6 +9,7 @@ import platform
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -283,10 +284,13 @@ class FittedFilter:
             )
         bands, rest = len(band_edges(n_components)) - 1, self._rest_beyond(n_components)
         by_component = ("singular_values_", "error_bound_", "variances_", "class_reach_")
-        first = {name: getattr(self, name) for name in by_component}
+        known = {name: getattr(self, name) for name in by_component}
+        first: dict[str, Any] = {
+            name: each if each is None else each[:n_components] for name, each in known.items()
+        }
         return dataclasses.replace(
             self,
-            **{name: each if each is None else each[:n_components] for name, each in first.items()},
+            **first,
             basis=self.basis.truncated(n_components),
             # The last band may have lost components; its old energies stand for those left.
             energies_=None if self.energies_ is None else self.energies_[:, :bands],
@@ -365,14 +369,11 @@ class FittedFilter:
         )
 
     def visible_shift(self, samples: int) -> float:
-        """Return the smallest shift that so many samples of a stream show for sure.
+        """Return the smallest shift that a stream of this number of samples shows for sure.
 
-        That is the factor by which the variance of the components of a band must have changed, for
-        the middle one of all bands. With few samples of the source, or with samples that resemble
-        each other, it is larger.
-
-        Args:
-            samples: How many samples the stream has shown.
+        It is the factor by which the variance of the components of a band must have changed, for
+        the middle one of all bands. It is larger with few samples of the source, or with samples
+        that resemble each other.
 
         Raises:
             OptionError: The filter was saved by an older ttapca, and has no energies.

@@ -18,7 +18,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -27,11 +27,17 @@ from ttapca.errors import OptionError
 from ttapca.fitting.activations import Shapes, SourceActivations
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.plan import RouteName
-from ttapca.fitting.source_statistics import MomentsKind, PassConfig, SourceStatistics
+from ttapca.fitting.source_statistics import MomentsKind, PassConfig, Side, SourceStatistics
 from ttapca.spectral.basis import Basis, Dense
 from ttapca.spectral.basis_choice import takes_images
 from ttapca.spectral.cosine import CoefficientMoments, Cosine, fit_channel_dct
-from ttapca.spectral.cross_validation import Calibration, calibrate, calibrate_fixed, rest_of
+from ttapca.spectral.cross_validation import (
+    AnyPCA,
+    Calibration,
+    calibrate,
+    calibrate_fixed,
+    rest_of,
+)
 from ttapca.spectral.folded import (
     Folded,
     FoldedPCA,
@@ -48,7 +54,6 @@ from ttapca.spectral.randomised import randomised_pca
 from ttapca.spectral.resemblance import Resemblance, measured_resemblance
 
 Groups = Sequence[Hashable] | None
-Found = TypeVar("Found", bound=Decomposition)
 
 
 @dataclass(eq=False)
@@ -75,7 +80,7 @@ class FitTask:
 
     def pass_config(self, *, at_input: bool, moments: MomentsKind | None = None) -> PassConfig:
         """Say how a pass over one side of the layer goes."""
-        side = "input" if at_input else "output"
+        side: Side = "input" if at_input else "output"
         return self.source.pass_config(side, self.shape(at_input=at_input), moments)
 
     def read(self, *, at_input: bool = False) -> Iterator[Tensor]:
@@ -99,9 +104,9 @@ class FitTask:
 
     def cross_validated(
         self,
-        pca: Found,
-        without: Callable[[Tensor, list[int]], Found],
-        basis_of: Callable[[Found], Basis],
+        pca: AnyPCA,
+        without: Callable[[Tensor, list[int]], AnyPCA],
+        basis_of: Callable[[AnyPCA], Basis],
     ) -> Calibration:
         """Calibrate by bases that others of the kept samples make; see `calibrate`."""
         sample = self.statistics.sample
@@ -236,11 +241,11 @@ def _folded_config(task: FitTask) -> PassConfig:
 
 
 def _without(
-    moments: Moments, find: Callable[[Moments], Found]
-) -> Callable[[Tensor, list[int]], Found]:
+    moments: Moments, find: Callable[[Moments], AnyPCA]
+) -> Callable[[Tensor, list[int]], AnyPCA]:
     """Return what finds a decomposition of the moments without some samples."""
 
-    def without(samples: Tensor, _positions: list[int]) -> Found:
+    def without(samples: Tensor, _positions: list[int]) -> AnyPCA:
         found = find(moments.remove(samples))
         moments.update(samples)
         return found
