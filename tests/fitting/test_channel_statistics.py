@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import ttapca
 from ttapca.errors import SavedFilterError
 from ttapca.fitting.activations import ModelInputs
-from ttapca.fitting.channel_statistics import MEASURED, ONE_IN, SourceChannels
+from ttapca.fitting.channel_statistics import MEASURED, ONE_IN, ChannelSums, SourceChannels
 from ttapca.fitting.source_statistics import KEPT_PARTS, KEPT_SAMPLES
 from ttapca.fitting.store import read_folder, write_folder
 from ttapca.spectral.class_plan import LayerClasses
@@ -207,10 +207,10 @@ class TokensFirst(nn.Module):
     "make", [lambda: LayerNorm2d(2), lambda: nn.LayerNorm([2, 9, 9]), TokensFirst]
 )
 def test_layers_whose_channels_or_images_are_elsewhere_are_left_alone(make: Any) -> None:
-    channels = SourceChannels(nn.Sequential(make()))
-    channels.measure(ModelInputs((images(30),), {}))
-    assert channels.of(nn.LayerNorm) == {}
-    assert channels.by_class() is None
+    channels, sums = SourceChannels(nn.Sequential(make())), ChannelSums()
+    channels.measure(ModelInputs((images(30),), {}), sums)
+    assert channels.of(nn.LayerNorm, sums) == {}
+    assert channels.by_class(sums) is None
 
 
 def test_they_are_saved(grouped_network: nn.Module, model: nn.Module, tmp_path: Path) -> None:

@@ -218,6 +218,7 @@ class SourceActivations:
         self._progress: Progress = progress or (lambda batches: batches)
         self.prepare = prepare
         self.find_logits = logits
+        self.channels = SourceChannels(model, logits)
         self.data_shape: tuple[int, ...] = ()  # of one sample of the data, once probed
         self.cost = NetworkCost()
         self.batch_size = 1  # samples in the first batch, once probed
@@ -367,7 +368,7 @@ class SourceActivations:
         some = inputs.chosen(measured)
         # Each stands for those around it that are not measured.
         weights = subsample.rates(positions[measured]).reciprocal()
-        shares = SourceChannels(self.model, self.find_logits, into.channels).measure(some, weights)
+        shares = self.channels.measure(some, into.channels, weights)
         if shares is not None:
             if len(activation) == len(measured) and some is not inputs:
                 activation = activation[measured.to(activation.device)]

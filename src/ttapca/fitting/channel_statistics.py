@@ -115,30 +115,29 @@ def found_logits(output: Any, find: FindLogits | None = None) -> Tensor | None:
 class SourceChannels:
     """Measures the channels of every BatchNorm, GroupNorm and LayerNorm layer of a model.
 
-    A LayerNorm whose first dimension is not that of the images, as in a transformer that has tokens
-    first, is left out: its statistics are of an unknown number of images. `sums` were measured
-    before.
+    The model is in evaluation mode, and `logits` finds the logits in what it returns. A LayerNorm
+    whose first dimension is not that of the images, as in a transformer that has tokens first, is
+    left out: its statistics are of an unknown number of images.
 
     Example:
         >>> from ttapca.fitting.activations import ModelInputs
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten())
-        >>> channels = SourceChannels(model)
-        >>> _ = channels.measure(ModelInputs((torch.rand(5, 1, 8, 8),), {}))
-        >>> {name: tuple(found.shape) for name, found in channels.of(nn.GroupNorm).items()}
+        >>> channels, sums = SourceChannels(model), ChannelSums()
+        >>> _ = channels.measure(ModelInputs((torch.rand(5, 1, 8, 8),), {}), sums)
+        >>> {name: tuple(found.shape) for name, found in channels.of(nn.GroupNorm, sums).items()}
         {'1': (2, 4)}
     """
 
-    def __init__(
-        self, model: nn.Module, logits: FindLogits | None = None, sums: ChannelSums | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, logits: FindLogits | None = None) -> None:
         self._model = model
         self._find_logits = logits
         self._layers = normalising_layers(model)
-        self.sums = ChannelSums() if sums is None else sums
 
     @torch.no_grad()
-    def measure(self, inputs: ModelInputs, weights: Tensor | None = None) -> Tensor | None:
-        """Measure a batch of source images, of which each counts for `weights`, shape (images,).
+    def measure(
+        self, inputs: ModelInputs, sums: ChannelSums, weights: Tensor | None = None
+    ) -> Tensor | None:
+        """Add a batch of source images, of which each counts for `weights`, shape (images,).
 
         Return their class probabilities, (images, classes); None if the model predicts none.
         """
@@ -171,21 +170,30 @@ class SourceChannels:
             for path, layer in self._layers.items():
                 patches.hook_input(layer, functools.partial(measure_layer, path))
             output = inputs.run(self._model)
-        shares = self._add_classes(output, weights, batch, rows)
-        self.sums.merge(batch)
+        shares = self._shares(output, images, sums)
+        if shares is not None:
+            self._add_classes(shares, weights, batch, rows, sums.other_rows | batch.other_rows)
+        sums.merge(batch)
         return shares
 
-    def _add_classes(
-        self, output: Any, weights: Tensor, batch: ChannelSums, rows: dict[str, Tensor]
-    ) -> Tensor | None:
-        """Add what was measured of each layer to the classes of the images by their logits."""
+    def _shares(self, output: Any, images: int, sums: ChannelSums) -> Tensor | None:
+        """Return the class probabilities of images, if the sums are of as many classes."""
         logits = found_logits(output, self._find_logits)
         if logits is None:
             return None
         shares = logits[:, :, None].double().softmax(1).flatten(2).mean(2)  # (images, classes)
-        known = self.sums.weights
-        if len(shares) != len(weights) or (known is not None and len(known) != shares.shape[1]):
-            return None
+        known = shares.shape[1] if sums.weights is None else len(sums.weights)
+        return shares if shares.shape == (images, known) else None
+
+    def _add_classes(
+        self,
+        shares: Tensor,
+        weights: Tensor,
+        batch: ChannelSums,
+        rows: dict[str, Tensor],
+        left_out: set[str],
+    ) -> None:
+        """Add what was measured of each layer to the classes of the images."""
         weighted = weights.to(shares)[:, None] * shares
         batch.weights = weighted.sum(0).cpu()
         for path, each in rows.items():
@@ -193,44 +201,42 @@ class SourceChannels:
             squares = torch.einsum("n,nc->c", weights.to(each), each[:, 0].square())
             batch.by_class[path] = by_class.double().cpu()
             batch.squares[path] = squares.double().cpu()
-        late, stride = self._late(batch.other_rows)
+        late, stride = self._late(left_out)
         if late and not late.keys() - rows.keys():
             features = torch.cat([rows[path][:, 0, ::stride] for path in late], 1)
             found = (features.float().cpu(), shares.float().cpu(), weights.float().cpu())
             batch.late_features.append(found)
-        return shares
 
-    def _late(self, left_out: set[str] | None = None) -> tuple[dict[str, int], int]:
+    def _late(self, left_out: set[str]) -> tuple[dict[str, int], int]:
         """Return how many channels of each late layer are features, and every which one."""
-        others = self.sums.other_rows | (left_out or set())
-        kept = [path for path in self._layers if path not in others]
+        kept = [path for path in self._layers if path not in left_out]
         channels = {path: _channels_of(self._layers[path]) for path in late_layers(kept)}
         stride = max(1, -(-sum(channels.values()) // MOST_FEATURES))
         return {path: -(-count // stride) for path, count in channels.items()}, stride
 
-    def of(self, kind: type[nn.Module]) -> dict[str, Tensor]:
+    def of(self, kind: type[nn.Module], sums: ChannelSums) -> dict[str, Tensor]:
         """Return mean and variance of the channels of such layers by path, shape (2, channels).
 
         They are GroupNorm or LayerNorm; BatchNorm remembers its own.
         """
         found = {}
-        for path, (total, squares, images) in self.sums.moments.items():
+        for path, (total, squares, images) in sums.moments.items():
             mean = total / images
             statistics = torch.stack([mean, squares / images - mean.square()]).float()
-            known = isinstance(self._layers[path], kind) and path not in self.sums.other_rows
+            known = isinstance(self._layers[path], kind) and path not in sums.other_rows
             if known and torch.isfinite(statistics).all():
                 found[path] = statistics
         return found
 
-    def by_class(self) -> SourceClasses | None:
+    def by_class(self, sums: ChannelSums) -> SourceClasses | None:
         """Return what classes do to all layers; None if the model predicts no classes."""
-        weights, sums = self.sums.classes()
-        if weights is None or not sums or self.sums.measured < IMAGES_A_CLASS * len(weights):
+        weights, by_class = sums.classes()
+        if weights is None or not by_class or sums.measured < IMAGES_A_CLASS * len(weights):
             return None
-        return SourceClasses.from_sums(weights, sums, self.sums.squares, self._pairs())
+        return SourceClasses.from_sums(weights, by_class, sums.squares, self._pairs(sums))
 
-    def _pairs(self) -> PairStatistic | None:
-        tables, (late, stride) = self.sums.feature_tables(), self._late()
+    def _pairs(self, sums: ChannelSums) -> PairStatistic | None:
+        tables, (late, stride) = sums.feature_tables(), self._late(sums.other_rows)
         if tables is None or tables[0].shape[1] != sum(late.values()):
             return None
         if not all(bool(torch.isfinite(each).all()) for each in tables):

@@ -20,7 +20,6 @@ from ttapca.engines import Engine
 from ttapca.errors import FewIndependentWarning, enough_memory, warn_caller
 from ttapca.fitting.activations import ModelInputs, Prepare, Progress, Shapes, SourceActivations
 from ttapca.fitting.attachment import attach
-from ttapca.fitting.channel_statistics import SourceChannels
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.plan import FitPlan, Problem, RouteChoice, RouteName, plan_of
 from ttapca.fitting.readers import DataReader, reader_of
@@ -150,18 +149,21 @@ def fit(
 
 def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
     """Return a filter with all that was measured beside its basis."""
-    source, statistics = task.source, task.statistics
-    channels = SourceChannels(source.model, source.find_logits, statistics.channels)
+    source, statistics, sums = task.source, task.statistics, task.statistics.channels
     canonical = LayerPaths(source.model).canonical
-    classes = channels.by_class()
+    classes = source.channels.by_class(sums)
+    groups, tokens = (
+        {canonical(path): each for path, each in source.channels.of(kind, sums).items()}
+        for kind in (nn.GroupNorm, nn.LayerNorm)
+    )
     kept = [inputs.mapped(lambda x: x.to(source.device)) for inputs in statistics.kept.all()]
     agreement = _agreement(source, fitted, kept)
     source.tell("stage", "mirroring images")
     found = dataclasses.replace(
         fitted,
         layer=canonical(fitted.layer),
-        group_norm_={canonical(path): each for path, each in channels.of(nn.GroupNorm).items()},
-        layer_norm_={canonical(path): each for path, each in channels.of(nn.LayerNorm).items()},
+        group_norm_=groups,
+        layer_norm_=tokens,
         classes_=None if classes is None else classes.renamed(canonical),
         class_reach_=fitted.reach_of(statistics.class_sums),
         agreement_=agreement,

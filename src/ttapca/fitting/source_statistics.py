@@ -146,13 +146,11 @@ class KeptInputs:
 
     def _drop(self) -> None:
         """Keep one block in `_every`, fewer if these are still too many."""
-        while True:
-            blocks = {position: position // self._block for position in self._kept}
-            kept = {at for at, block in blocks.items() if block % self._every == 0}
-            self._kept = {at: inputs for at, inputs in self._kept.items() if at in kept}
-            if len({blocks[at] for at in kept}) <= KEPT_PARTS:
-                return
+        blocks = {at: at // self._block for at in self._kept}
+        while len({block for block in blocks.values() if block % self._every == 0}) > KEPT_PARTS:
             self._every *= 2
+        kept = self._kept.items()
+        self._kept = {at: some for at, some in kept if blocks[at] % self._every == 0}
 
     def all(self) -> list[ModelInputs]:
         """Return what is kept, in order of the positions."""
