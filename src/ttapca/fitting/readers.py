@@ -29,7 +29,7 @@ from ttapca.engines import Engine, Finished, Lost, engine_of
 from ttapca.engines.artifacts import Artifact, write_artifact
 from ttapca.engines.processes import JoblibEngine
 from ttapca.errors import DataFormatError, EngineError, OptionError, ShapeError
-from ttapca.fitting.activations import ALL, Prepare, SourceActivations
+from ttapca.fitting.activations import Prepare, SourceActivations
 from ttapca.fitting.channel_statistics import FindLogits
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.plan import FitPlan, Parallelism, RouteChoice
@@ -84,6 +84,11 @@ class PartReader:
     logits: FindLogits | None
     config: PassConfig
 
+    @classmethod
+    def of(cls, source: SourceActivations, config: PassConfig) -> PartReader:
+        """Return a reader that reads parts as the source reads its own data."""
+        return cls(source.model, source.path, source.prepare, source.find_logits, config)
+
     def __call__(self, parts: Iterable[PlacedPart]) -> SourceStatistics:
         """Read some parts, one after the other.
 
@@ -127,6 +132,8 @@ class DataReader:
 
     # How the reading is divided over processes; None if this one reads.
     parallelism: Parallelism | None = None
+    _parts: Sequence[PlacedPart] = ()
+    _positions = Positions()  # of the samples among all
 
     def close(self) -> None:
         """Give back what was needed to work together."""
@@ -151,15 +158,14 @@ class DataReader:
     def _statistics(
         self, source: SourceActivations, config: PassConfig, plan: FitPlan
     ) -> SourceStatistics:
-        """Return the statistics of the data of this process."""
+        """Return the statistics of the data, or of their parts, that this process reads."""
         del plan  # there is one task
+        if self._parts:
+            reader = PartReader.of(source, config)
+            return reader(source.watched(self._parts, "part", len(self._parts)))
         into = SourceStatistics(config, source.device)
-        source.collect(into, ALL)
+        source.collect(into, self._positions)
         return into
-
-    @staticmethod
-    def _part_reader(source: SourceActivations, config: PassConfig) -> PartReader:
-        return PartReader(source.model, source.path, source.prepare, source.find_logits, config)
 
 
 class EngineReader(DataReader):
@@ -183,13 +189,12 @@ class EngineReader(DataReader):
         self, source: SourceActivations, config: PassConfig, plan: FitPlan
     ) -> SourceStatistics:
         """Read all parts once, and merge the results of the workers as they arrive."""
-        reader = self._part_reader(source, config)
         if not self._engine.remote:
-            return reader(source.watched(self._parts, "part", len(self._parts)))
+            return super()._statistics(source, config, plan)
         tasks = _divided(self._parts, plan.tasks)
         check = partial(_check_parts, self._parts[:: -(-len(self._parts) // CHECKED_PARTS)])
         with TemporaryDirectory(prefix="ttapca-fit-") as folder:
-            network = write_artifact(reader, Path(folder), "the network")
+            network = write_artifact(PartReader.of(source, config), Path(folder), "the network")
             work = partial(_read_parts, network)
             with closing(self._engine.run(tasks, work, needs=[network], ready=check)) as run:
                 return merged(source.watched(_results(run), "task", len(tasks)))
@@ -365,6 +370,8 @@ class RankReader(DataReader):
         if self._exact:
             samples = exact
             self._positions = Positions(sum(exact[: self._group.rank]))
+            if isinstance(self._data, PartedData):
+                self._parts = placed(self._data.parts, self._positions.first)
         source.samples = None if None in samples else sum(samples)
         source.block = max(blocks)
 
@@ -394,18 +401,14 @@ class RankReader(DataReader):
         self, source: SourceActivations, config: PassConfig, plan: FitPlan
     ) -> SourceStatistics:
         """Return the statistics of the data of this rank."""
-        del plan  # there is one task for each rank
-        if self._exact and isinstance(self._data, PartedData):
-            parts = placed(self._data.parts, self._positions.first)
-            return self._part_reader(source, config)(source.watched(parts, "part", len(parts)))
-        into = SourceStatistics(config, source.device)
-        rows, said = source.collect(into, self._positions), _exact_count(self._data)
-        if self._exact and rows != said:
+        own = super()._statistics(source, config, plan)
+        said = _exact_count(self._data)
+        if self._exact and own.samples != said:
             raise ShapeError(
-                f"The layer must give one row for each sample; it gave {rows:,} for {said:,}. Give "
-                "the data as a loader, which need not say how many samples it has."
+                f"The layer must give one row for each sample; it gave {own.samples:,} for "
+                f"{said:,}. Give the data as a loader, which need not say how many samples it has."
             )
-        return into
+        return own
 
 
 def _exact_count(data: Any) -> int | None:
