@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -129,7 +130,7 @@ def fit(
         enough_memory(f"Fitting at `{layer}`", _LESS_MEMORY),
     ):
         source = reader.each(
-            lambda: SourceActivations(model, layer, data, progress, prepare, find_classes)
+            partial(SourceActivations, model, layer, data, progress, prepare, find_classes)
         )
         shapes, plan = _planned(source, reader, n_components, route)
         source.tell("plan", plan)
@@ -144,7 +145,7 @@ def fit(
             source.tell("stage", "decomposing")
             return _completed(task, summed.find(task))
 
-        return reader.read(source, reader.each(lambda: summed.config(task)), plan, find)
+        return reader.read(source, reader.each(partial(summed.config, task)), plan, find)
 
 
 def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
@@ -220,7 +221,7 @@ def plan_fit(
     find_classes = _checked(n_components, route, logits, outputs)
     with _reader(model, data, engine) as reader:
         source = reader.each(
-            lambda: SourceActivations(model, layer, data, None, prepare, find_classes)
+            partial(SourceActivations, model, layer, data, None, prepare, find_classes)
         )
         return _planned(source, reader, n_components, route)[1]
 

@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -258,7 +259,7 @@ def _folded(task: FitTask) -> FittedFilter:
     linear = LinearPart(task.source.layer, task.shape(at_input=True))
     pca = fold(moments, linear, task.n_components)
     basis = Folded(*pca.both_ways(linear))
-    without = _without(moments, lambda others: fold(others, linear, None))
+    without = _without(moments, partial(fold, linear=linear, n_components=None))
 
     def basis_of(found: InputPCA) -> Basis:  # `both_ways` changes what it is called on
         return Folded(*found.both_ways(linear))
