@@ -151,7 +151,7 @@ class SourceChannels:
             if isinstance(layer, nn.LayerNorm) and len(values) != images:
                 batch.other_rows.add(path)
                 return
-            alone = False  # of the other images: not by statistics of a batch
+            alone = False  # a BatchNorm remembers its own moments
             if is_sample_norm(layer):
                 alone, values = True, normalised_alone(layer, values)
             values = at_least_float32(values)
@@ -162,9 +162,9 @@ class SourceChannels:
             if alone:
                 # A layer that is called on parts of images has no row for each image.
                 counts = weights if len(moments) == images else torch.ones(len(moments))
-                sums = torch.einsum("n,nsc->sc", counts.to(moments), moments).double().cpu()
-                total = torch.full_like(sums[:1], float(counts.sum()))
-                _add_to(batch.moments, {path: torch.cat([sums, total])})
+                total = torch.einsum("n,nsc->sc", counts.to(moments), moments).double().cpu()
+                count = torch.full_like(total[:1], float(counts.sum()))
+                _add_to(batch.moments, {path: torch.cat([total, count])})
 
         with temporary_patches() as patches:
             for path, layer in self._layers.items():

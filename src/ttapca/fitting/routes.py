@@ -73,7 +73,7 @@ class FitTask:
     on_demand: bool
     groups: Groups = None
     statistics: SourceStatistics = dataclasses.field(init=False)
-    _begun: Iterator[Tensor] | None = None
+    begun: Iterator[Tensor] | None = None  # a pass that another route gave up
 
     def shape(self, *, at_input: bool = False) -> tuple[int, ...]:
         """Return the shape of a sample at one side of the layer; the input is a single tensor."""
@@ -86,7 +86,7 @@ class FitTask:
 
     def read(self, *, at_input: bool = False) -> Iterator[Tensor]:
         """Start a pass over the activations, or continue one that another route gave up."""
-        begun, self._begun = self._begun, None
+        begun, self.begun = self.begun, None
         if begun is not None:
             return begun
         config = self.pass_config(at_input=at_input)
@@ -98,10 +98,6 @@ class FitTask:
     def _first_pass(self, into: SourceStatistics) -> Iterator[Tensor]:
         yield from self.source.batches(into.config, into)
         into.check_samples()
-
-    def give_back(self, held: list[Tensor], rest: Iterator[Tensor]) -> None:
-        """Leave a pass that was begun to the next route."""
-        self._begun = itertools.chain(held, rest)
 
     def cross_validated(
         self,
@@ -299,7 +295,7 @@ def _gram(task: FitTask) -> FittedFilter:
     held, complete = hold(batches, limited=not task.on_demand)
     if not complete:
         if not at_input:  # at the input, what was read is of no use to the randomised route
-            task.give_back(held, batches)
+            task.begun = itertools.chain(held, batches)
         return _randomised(task)
     task.source.tell("stage", "decomposing")
     if at_input:
