@@ -28,7 +28,7 @@ import ttapca
 from measuring import Goal, Result, Table
 from ttapca.datasets.pictures import PictureSize, open_picture, picture_pixels
 from ttapca.engines import engine_of
-from ttapca.fitting.plan import Problem, RouteCost, Spread, route_cost
+from ttapca.fitting.plan import Parallelism, Problem, RouteCost, route_cost
 from ttapca.spectral.cosine import CoefficientMoments
 from ttapca.spectral.pca import Moments
 
@@ -262,8 +262,8 @@ def _forecast(rates: dict[str, float], route: str, problem: Problem) -> dict[str
         reading = PHOTOGRAPH / STORAGE + rates["seconds a photograph is decoded"]
         summing = rates["seconds an image in cosines"]
         sent = cost.summed
-    spread = Spread(10 * WORKERS, WORKERS, here=False, words="")
-    tasks = spread.tasks(cost)
+    parallelism = Parallelism(10 * WORKERS, WORKERS, here=False, words="")
+    tasks, memory = parallelism.tasks(cost), max(cost.memory, parallelism.held(cost))
     moving = sent / LINK + sent / rates["bytes a second packed and unpacked"]
     merging = cost.summed / rates["bytes a second merged"]
     rounds = math.ceil(math.log2(WORKERS))
@@ -275,7 +275,7 @@ def _forecast(rates: dict[str, float], route: str, problem: Problem) -> dict[str
         "a result": f"{sent / 1e6:,.1f} MB",
         "engine: results, all into one process": f"{tasks:,}, {tasks * sent / 1e9:,.0f} GB",
         "engine: to receive and merge them": _words(tasks * (moving + merging)),
-        "engine: memory of that process": f"{max(cost.memory, spread.held(cost)) / 1e9:,.1f} GB",
+        "engine: memory of that process": f"{memory / 1e9:,.1f} GB",
         "ranks: rounds": str(rounds),
         "ranks: traffic in all": f"{(WORKERS - 1) * sent / 1e9:,.0f} GB",
         "ranks: to send and merge": _words(rounds * (moving + merging)),

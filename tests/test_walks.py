@@ -71,7 +71,7 @@ def adapted() -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("name", "walk", "files", "changes"),
     [
-        ("fit", fitted, 36, 389),
+        ("fit", fitted, 33, 323),
         ('adapt(model, "wiener")', adapted, 39, 136),
         ('a call of "ttapca-relu"', lambda: called("ttapca-relu"), 12, 59),
         ('a call of "wiener"', lambda: called("wiener"), 29, 259),

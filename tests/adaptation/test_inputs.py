@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from fitting.test_units import UNITS, photographs, pixels, shifted
+from fitting.test_input_range import UNITS, photographs, pixels, shifted
 from oracles import (
     assert_same_picture,
     images,

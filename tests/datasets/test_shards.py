@@ -21,7 +21,7 @@ from fitting.parted import assert_same
 from oracles import small_convnet
 from ttapca.datasets import Shards, is_sharded, open_shards
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, ShapeError, TtapcaError
-from ttapca.fitting.parts import PartedData
+from ttapca.fitting.readers import PartedData
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 6, 6, 3), np.uint8)
 LABELS = np.arange(20) % 3

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 import ttapca
 from oracles import DensePCA, assert_same_picture, images, left_untouched, picture_of, small_convnet
@@ -161,3 +162,49 @@ def test_a_folded_filter_on_another_layer(layer: nn.Module, message: str) -> Non
         ttapca.attach(model, fitted)
     assert not layer._forward_hooks
     assert not layer._forward_pre_hooks
+
+
+# `torch.compile` of a model with a filter: always right, and compiled only when needed.
+
+
+@torch.no_grad()
+def test_a_compiled_model_follows_its_filter(fitted: ttapca.FittedFilter) -> None:
+    torch.compiler.reset()
+    model, counter = small_convnet(), CompileCounter()
+    plain = model(X)
+    compiled = torch.compile(model, backend=counter)
+    torch.testing.assert_close(compiled(X), plain)
+    assert counter.frame_count == 1
+
+    attachment = ttapca.attach(model, fitted, "relu", initial=0.3)
+    filtered = model(X)
+    assert not torch.allclose(filtered, plain)
+    torch.testing.assert_close(compiled(X), filtered)
+    assert counter.frame_count == 2  # attached
+
+    attachment.filter.gain.gamma.add_(0.3)
+    for seed in (9, 10):
+        x = images(12, seed=seed)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert counter.frame_count == 2  # neither other gains nor other data
+
+    with attachment.disabled():
+        torch.testing.assert_close(compiled(X), plain)
+    torch.testing.assert_close(compiled(X), model(X))
+    assert counter.frame_count == 3  # one for the switch, none for switching back
+
+    attachment.detach()
+    torch.testing.assert_close(compiled(X), plain)
+    assert counter.frame_count == 4  # detached
+
+
+def test_gradients_reach_the_gains_of_a_compiled_model(fitted: ttapca.FittedFilter) -> None:
+    torch.compiler.reset()
+    model = small_convnet()
+    attachment = ttapca.attach(model, fitted, "relu", initial=0.3)
+    gamma = attachment.filter.gain.gamma
+    (expected,) = torch.autograd.grad(model(X).square().mean(), gamma)
+    compiled = torch.compile(model, backend="aot_eager")
+    (found,) = torch.autograd.grad(compiled(X).square().mean(), gamma)
+    assert float(expected.abs().max()) > 0
+    torch.testing.assert_close(found, expected)

@@ -20,7 +20,7 @@ from ttapca.errors import (
     ShapeError,
 )
 from ttapca.fitting.channel_statistics import MEASURED
-from ttapca.fitting.model_inputs import KEPT_PARTS, KEPT_SAMPLES
+from ttapca.fitting.source_statistics import KEPT_PARTS, KEPT_SAMPLES
 
 DATA = images(150)
 PROBE = images(4, seed=8)

@@ -132,6 +132,6 @@ def test_predicted_classes_are_found_by_position_and_merge() -> None:
     both = [PredictedClasses(), PredictedClasses()]
     both[0].add(torch.tensor([8, 2]), torch.eye(3)[[2, 0]])
     both[1].add(torch.tensor([5]), torch.eye(3)[[1]])
-    both[0].merge(PredictedClasses.from_tensors(both[1].tensors()))
+    both[0].merge(both[1])
     assert both[0].at(torch.tensor([2, 3, 5, 8, 9])).tolist() == [0, -1, 1, 2, -1]
     assert PredictedClasses().at(torch.tensor([1])).tolist() == [-1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,10 +17,12 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import images, small_convnet
+from ttapca import datasets
+from ttapca.corruptions import corrupt
 from ttapca.errors import SavedFilterError
 from ttapca.fitting import store
-from ttapca.fitting.input_range import InputRange, InputSums
-from ttapca.networks.network import NormalisedNetwork
+from ttapca.fitting.input_range import FEWEST, InputRange, InputSums, mistake_in
+from ttapca.networks.network import NORMALISATIONS, NormalisedNetwork
 
 DATA = images(60)
 
@@ -98,7 +102,7 @@ def test_parts_add_up_in_any_order(order: list[int], cuts: list[int]) -> None:
         if number < len(parts):
             one = InputSums()
             one.add(parts[number])
-            total.merge(InputSums.from_tensors(one.tensors()))
+            total.merge(one)
     whole, found = InputRange.of(DATA), total.found()
     assert whole is not None
     assert found is not None
@@ -128,3 +132,111 @@ def test_a_sample_leaves_the_range_by_its_farthest_channel() -> None:
     assert bool(found[4].isnan())
     # Of grey images, only the range of all channels together is known.
     assert known.beyond(torch.full((1, 1, 2, 2), 20.0)).tolist() == [1.0]
+
+
+# Images in other units than those of the fit are recognised; shifted ones are not mistaken.
+
+
+def normalised(name: str) -> Callable[[Tensor], Tensor]:
+    values = NORMALISATIONS[name].for_channels(3)
+    mean, std = (torch.tensor(each)[:, None, None] for each in (values.mean, values.std))
+    return lambda images: (images - mean) / std
+
+
+UNITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "to 1": lambda images: images,
+    "to 255": lambda images: 255 * images,
+    "half": normalised("half"),
+    "imagenet": normalised("imagenet"),
+    "imagenet-255": normalised("imagenet-255"),
+}
+CORRUPTIONS = ("gaussian_noise", "impulse_noise", "motion_blur", "fog", "brightness", "contrast")
+
+
+def pixels(images: np.ndarray) -> Tensor:
+    return torch.from_numpy(images.copy()).permute(0, 3, 1, 2).float() / 255
+
+
+@cache
+def photographs() -> np.ndarray:
+    return datasets.load("cifar10-500").images
+
+
+@cache
+def shifted() -> dict[str, Tensor]:
+    """Images that shifted as images do."""
+    test = photographs()[300:400]
+    found = {each: pixels(corrupt(test, each, 5)) for each in CORRUPTIONS}
+    noise = torch.randn(100, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    clean = pixels(test)
+    return found | {
+        "clean": clean,
+        "noise beyond the range": clean + 0.6 * noise,
+        "little light": 0.05 * clean,
+        "no light": (noise > 0.5).float() / 255,
+        "much light": 0.4 * clean + 0.6,
+        "one colour": clean.mean(1, keepdim=True) * torch.tensor([1.0, 0.4, 0.1])[:, None, None],
+    }
+
+
+def source(units: str) -> InputRange:
+    found = InputRange.of(UNITS[units](pixels(photographs()[:300])))
+    assert found is not None
+    return found
+
+
+def said(images: Tensor, units: str) -> str | None:
+    found = InputRange.of(images)
+    assert found is not None
+    return mistake_in(found, source(units), len(images))
+
+
+@pytest.mark.parametrize("units", UNITS)
+def test_no_shift_is_mistaken_for_other_units(units: str) -> None:
+    change = UNITS[units]
+    for name, moved in shifted().items():
+        for some in (moved[:1], moved[:8], moved[:FEWEST], moved):
+            assert said(change(some), units) is None, name
+
+
+@pytest.mark.parametrize(
+    ("units", "given", "words"),
+    [
+        ("to 1", "to 255", "is a division by 255 missing?"),
+        ("to 1", "half", "was it normalised, as the images of the fit were not?"),
+        ("to 1", "imagenet", "was it normalised, as the images of the fit were not?"),
+        ("to 255", "to 1", "was it divided by 255 once too often?"),
+        ("half", "to 1", "is the normalisation missing?"),
+        ("half", "to 255", "are the division by 255 and the normalisation missing?"),
+        ("imagenet", "to 1", "is the normalisation missing?"),
+        ("imagenet", "to 255", "are the division by 255 and the normalisation missing?"),
+        ("imagenet-255", "to 1", "is the normalisation missing?"),
+    ],
+)
+def test_other_units_are_told_of_also_if_images_have_shifted(
+    units: str, given: str, words: str
+) -> None:
+    for name in ("clean", "gaussian_noise", "impulse_noise", "motion_blur"):
+        assert said(UNITS[given](shifted()[name]), units) == words, name
+
+
+@pytest.mark.parametrize("units", ["half", "imagenet"])
+def test_a_normalisation_that_is_done_twice(units: str) -> None:
+    change = UNITS[units]
+    assert said(change(change(shifted()["clean"])), units) == "was it normalised twice?"
+
+
+def test_a_division_that_is_done_twice() -> None:
+    assert said(shifted()["clean"] / 255, "to 1") == "was it divided by 255 once too often?"
+
+
+def test_other_scales_than_255() -> None:
+    assert said(65535 * shifted()["clean"], "to 1") == "is a division missing?"
+
+
+def test_of_other_channels_or_of_one_colour_nothing_is_known() -> None:
+    grey = 255 * shifted()["clean"][:, :1]
+    assert said(grey, "to 1") is None
+    constant = InputRange.of(torch.ones(3, 1, 4, 4))
+    assert constant is not None
+    assert mistake_in(constant, constant, 100) is None

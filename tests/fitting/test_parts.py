@@ -30,7 +30,7 @@ from ttapca.errors import (
 )
 from ttapca.fitting import channel_statistics
 from ttapca.fitting.fit import plan_fit
-from ttapca.fitting.readers import LOOKED_AT
+from ttapca.fitting.readers import CHECKED_PARTS
 from ttapca.fitting.source_statistics import merged
 from ttapca.spectral import position_sample
 
@@ -136,7 +136,7 @@ def test_processes_of_joblib() -> None:
     assert_same(found, ttapca.fit(small_convnet(), "conv1", DATA, 12))
 
 
-@given(st.lists(st.integers(1, 5), max_size=40))
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=40))
 def test_few_results_wait_for_others(sizes: list[int]) -> None:
     """The parent holds about log2 of them; what it holds is counted by a kind of sum."""
 
@@ -154,19 +154,19 @@ def test_few_results_wait_for_others(sizes: list[int]) -> None:
             return self
 
     found = merged(Sum(size) for size in sizes)  # type: ignore[arg-type, misc]
-    assert (found.value if found else 0) == sum(sizes)  # type: ignore[attr-defined]
+    assert found.value == sum(sizes)  # type: ignore[attr-defined]
     assert Sum.most <= max(1, len(sizes)).bit_length() + 1
 
 
 def test_the_plan_says_who_reads() -> None:
     data = parts_of(DATA, [100, 200, 300])
     plan = plan_fit(small_convnet(), "conv1", data, 12, engine=ShuffledEngine(workers=2))
-    assert plan.spread is not None
-    assert (plan.route, plan.samples, plan.tasks, plan.spread.workers) == ("folded", 420, 4, 2)
+    assert plan.parallelism is not None
+    assert (plan.route, plan.samples, plan.tasks, plan.parallelism.workers) == ("folded", 420, 4, 2)
     assert "420 samples in 4 parts, read by 2 workers: up to" in str(plan)
     assert "GB of memory here and" in str(plan)
     alone = plan_fit(small_convnet(), "conv1", data, 12)
-    assert (alone.spread, alone.samples, alone.route) == (None, 420, "folded")
+    assert (alone.parallelism, alone.samples, alone.route) == (None, 420, "folded")
 
 
 def test_routes_that_need_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_a_worker_that_does_not_see_the_data() -> None:
             seen.append(self.name)
             raise DataFormatError(f"{self.name} cannot be seen from here")
 
-    data = Parts([Hidden(DATA[:3], 3, f"hidden {each}") for each in range(3 * LOOKED_AT)], 3)
+    data = Parts([Hidden(DATA[:3], 3, f"hidden {each}") for each in range(3 * CHECKED_PARTS)], 3)
     with pytest.raises(DataFormatError, match="hidden 0 cannot be seen from here"):
         ttapca.fit(small_convnet(), "conv1", data, 12, engine=ShuffledEngine())
     assert seen == ["hidden 0"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import pickle
 import queue
 import subprocess
 import sys
@@ -27,14 +28,15 @@ from oracles import small_convnet
 from small_networks import group_norm_convnet
 from ttapca.errors import EngineError, NonFiniteError, ShapeError
 from ttapca.fitting import readers
-from ttapca.fitting.fitted_filter import filter_of
-from ttapca.support.process_group import several_ranks
+from ttapca.fitting.readers import several_ranks
+from ttapca.fitting.store import filter_arguments
 
 
 def saved(file: Path) -> ttapca.FittedFilter:
     with safe_open(file, "pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        return filter_of(json.loads(opened.metadata()["config"]), tensors)
+        config = json.loads(opened.metadata()["config"])
+        return ttapca.FittedFilter(**filter_arguments(config, tensors))
 
 
 @pytest.fixture(scope="module")
@@ -120,25 +122,21 @@ class Group:
 
     def close(self) -> None: ...
 
-    def told(self, facts: Any) -> list[Any]:
-        self.meeting.table[self.rank] = json.dumps(facts)
+    def gather(self, own: Any) -> list[Any]:
+        self.meeting.table[self.rank] = pickle.dumps(own)
         self.meeting.barrier.wait()
-        found = [json.loads(each) for each in self.meeting.table]
+        found = [pickle.loads(each) for each in self.meeting.table]
         self.meeting.barrier.wait()
         return found
 
-    def send(self, tensors: dict[str, Tensor], *, to: int) -> None:
-        self.meeting.post[self.rank, to].put({k: v.clone() for k, v in tensors.items()})
+    def send(self, found: object, *, to: int) -> None:
+        self.meeting.post[self.rank, to].put(pickle.dumps(found))
 
-    def receive(self, sender: int) -> dict[str, Tensor]:
-        return self.meeting.post[sender, self.rank].get(timeout=300)
+    def receive(self, sender: int) -> Any:
+        return pickle.loads(self.meeting.post[sender, self.rank].get(timeout=300))
 
-    def broadcast(self, tensors: Any = None, facts: Any = None) -> Any:
-        if tensors is None:
-            return self.meeting.post[0, self.rank].get(timeout=300)
-        for rank in range(1, self.count):
-            self.meeting.post[0, rank].put((tensors, facts))
-        return tensors, facts
+    def broadcast(self, found: Any) -> Any:
+        return self.gather(found)[0]
 
 
 def network() -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pickle
 
 import numpy as np
 import pytest
@@ -297,22 +298,30 @@ def sums_of(rows: Tensor, shares: Tensor) -> ChannelSums:
         moments = torch.stack([rows[some], rows[some].square() + 1], 1).double()
         by_class = torch.einsum("nk,nsc->ksc", shares[some].double(), moments)
         squares = rows[some].double().square().sum(0)
-        found.add_classes(shares[some].double().sum(0), {"bn": by_class}, {"bn": squares})
-        found.looks.append((rows[some], shares[some], torch.ones(len(some))))
+        late = [(rows[some], shares[some], torch.ones(len(some)))]
+        weights = shares[some].double().sum(0)
+        found.merge(
+            ChannelSums(
+                weights=weights,
+                by_class={"bn": by_class},
+                squares={"bn": squares},
+                late_features=late,
+            )
+        )
     return found
 
 
 def test_parts_that_are_merged_are_as_the_whole() -> None:
     rows, shares, _ = features_of(1.0)
     whole, parts = sums_of(rows, shares), sums_of(rows[:500], shares[:500])
-    parts.merge(ChannelSums.from_tensors(sums_of(rows[500:], shares[500:]).tensors()))
+    parts.merge(pickle.loads(pickle.dumps(sums_of(rows[500:], shares[500:]))))
     found = []
-    for sums in (whole, parts, ChannelSums.from_tensors(parts.tensors())):
+    for sums in (whole, parts):
         weights, by_class = sums.classes()
-        looked = sums.looked()
+        tables = sums.feature_tables()
         assert weights is not None
-        assert looked is not None
-        pairs = pair_statistic(*looked, LAYERS, 1)
+        assert tables is not None
+        pairs = pair_statistic(*tables, LAYERS, 1)
         found.append(SourceClasses.from_sums(weights, by_class, sums.squares, pairs))
     for other in found[1:]:
         torch.testing.assert_close(other.shares, found[0].shares)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,15 +32,21 @@ from ttapca.fitting.channel_statistics import (
     choose_subsample,
     found_logits,
 )
-from ttapca.fitting.model_inputs import KEPT_SAMPLES, ModelInputs
 from ttapca.fitting.plan import FitPlan
-from ttapca.fitting.source_statistics import MomentsKind, Reading, Side, SourceStatistics
+from ttapca.fitting.source_statistics import (
+    KEPT_SAMPLES,
+    MomentsKind,
+    PassConfig,
+    Side,
+    SourceStatistics,
+)
 from ttapca.spectral.basis_choice import acts_on_input
 from ttapca.spectral.position_sample import Positions
 from ttapca.support.inputs import (
     SAMPLES,
     arguments_in,
     array_batches,
+    as_tensor,
     explained_inputs,
     precision_of,
 )
@@ -55,8 +61,8 @@ from ttapca.support.modules import (
 from ttapca.support.progress import Counted, Step
 from ttapca.support.wrapping import temporary_patches
 
-# A network is run on at most so many samples at once that no layer gives more numbers than this
-# (64 MB), however many a batch of the user's has.
+# A network is run on few enough samples at once that no layer gives more numbers than this (64 MB),
+# however many a batch of the user's has.
 RUN_NUMBERS = 2**24
 
 # Bytes at once for each of these numbers: inputs, outputs and work space of a layer, and shortcuts.
@@ -65,57 +71,78 @@ BYTES_A_NUMBER = 4 * 5
 
 @dataclass
 class NetworkCost:
-    """What one sample costs in a forward pass.
+    """What one sample costs in a forward pass."""
 
-    Attributes:
-        largest: Numbers in the largest output of a layer.
-        multiply_adds: In convolutions and linear layers.
-    """
-
-    largest: int = 1
-    multiply_adds: int = 0
+    largest: int = 1  # numbers in the largest output of a layer
+    multiply_adds: int = 0  # in convolutions and linear layers
 
     @property
     def together(self) -> int:
-        """How many samples to run at once, at most."""
+        """The largest number of samples to run at once."""
         return max(1, RUN_NUMBERS // self.largest)
 
     def bytes_for(self, samples: int) -> int:
-        """Return the memory that running so many samples takes, about."""
+        """Return about how much memory it takes to run this number of samples."""
         return BYTES_A_NUMBER * self.largest * min(samples, self.together)
 
+    def add(self, module: nn.Module, output: Any, samples: int) -> None:
+        """Add a layer that returned this output for this number of samples."""
+        if isinstance(output, Tensor) and output.numel():
+            numbers = math.ceil(output.numel() / samples)
+            self.largest = max(self.largest, numbers)
+            self.multiply_adds += multiply_adds(module, numbers)
 
-@contextmanager
-def watched(model: nn.Module, samples: int) -> Iterator[NetworkCost]:
-    """Add up the cost of what the model runs in this block, on so many samples at once.
 
-    Example:
-        >>> import torch
-        >>> model = nn.Linear(10, 20)
-        >>> with watched(model, samples=2) as cost:
-        ...     _ = model(torch.zeros(2, 10))
-        >>> cost
-        NetworkCost(largest=20, multiply_adds=200)
-    """
-    cost = NetworkCost()
+@dataclass(frozen=True)
+class ModelInputs:
+    """The arguments that a model is called with for one batch; at least one is a tensor."""
 
-    def see(module: nn.Module, _args: Any, output: Any) -> None:
-        if not isinstance(output, Tensor) or not output.numel():
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """All arguments."""
+        return (*self.args, *self.kwargs.values())
+
+    @functools.cached_property
+    def first(self) -> Tensor:
+        """The first tensor, whose first dimension is that of the samples."""
+        return next(value for value in self.values if isinstance(value, Tensor))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
+        """Return the arguments with every tensor changed."""
+
+        def changed(value: Any) -> Any:
+            return change(value) if isinstance(value, Tensor) else value
+
+        args = tuple(map(changed, self.args))
+        return ModelInputs(args, {name: changed(value) for name, value in self.kwargs.items()})
+
+    def chosen(self, among: Tensor) -> ModelInputs:
+        """Return the samples for which `among`, shape (samples,), is true."""
+        return self if bool(among.all()) else self._rows(among.to(self.first.device))
+
+    def parts(self, most: int) -> Iterator[ModelInputs]:
+        """Yield the samples in order, at most this many at a time; other tensors stay whole."""
+        samples = len(self.first)
+        if samples <= most:
+            yield self
             return
-        numbers = math.ceil(output.numel() / samples)
-        cost.largest = max(cost.largest, numbers)
-        cost.multiply_adds += multiply_adds(module, numbers)
+        for start in range(0, samples, most):
+            yield self._rows(slice(start, start + most))
 
-    leaves = [module for module in model.modules() if next(module.children(), None) is None]
-    with temporary_patches() as patches:
-        for module in leaves:
-            patches.hook_output(module, see)
-        yield cost
+    def _rows(self, rows: slice | Tensor) -> ModelInputs:
+        samples = len(self.first)
+        return self.mapped(lambda x: x[rows] if x.dim() and len(x) == samples else x)
+
+    def run(self, model: nn.Module) -> Any:
+        """Call the model."""
+        return model(*self.args, **self.kwargs)
 
 
-# Wraps the batches while they are read. If it has a method `plan`, that is given the `FitPlan`
-# before the work begins; if it has a method `stage`, that is told the name of work without batches,
-# such as `decomposing`.
+# Wraps the batches while they are read. If it has the methods `plan` and `stage`, they are told the
+# `FitPlan`, and the name of work without batches, such as `decomposing`.
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 Prepare = Callable[[Any], Any]
 
@@ -143,18 +170,10 @@ class Shapes:
 
 
 class SourceActivations:
-    """Batches of source data, and what they become at the layer.
+    """Batches of source data, and what they become at the layer; `path` and others as for `fit`.
 
-    Whoever plans a fit calls `probe` first, which looks at the first batch. Whoever only reads, by
-    a `Reading` that was made elsewhere, need not.
-
-    Args:
-        model: The model, in evaluation mode.
-        path: Dotted path of the layer.
-        data: See `ttapca.fit`, as `prepare` and `logits`.
-        progress: Wraps the batches while they are read.
-        prepare: Returns what the model takes of a batch.
-        logits: Finds the logits in what the model returns.
+    To plan a fit, `probe` comes first, which looks at the first batch. To read by a `PassConfig`
+    that was made elsewhere, it is not needed.
 
     Raises:
         LayerNotFoundError: There is no such layer.
@@ -199,21 +218,25 @@ class SourceActivations:
         self._progress: Progress = progress or (lambda batches: batches)
         self.prepare = prepare
         self.find_logits = logits
+        self.channels = SourceChannels(model, logits)
         self.data_shape: tuple[int, ...] = ()  # of one sample of the data, once probed
         self.cost = NetworkCost()
         self.batch_size = 1  # samples in the first batch, once probed
         self.samples: int | None = None  # how many there are, if the data tell; once probed
         self.classes = 0  # that the model predicts, once probed
-        self._first: ModelInputs | None = None
         self._shapes: Shapes | None = None
 
     def probe(self) -> Shapes:
         """Run a sample or two through the whole model to see what the layer takes and returns."""
         batch = self._inputs_of(self._first_batch())
-        inputs = batch.head(2)
+        inputs = next(batch.parts(2))
         self.data_shape = tuple(inputs.first.shape[1:])
         output, shapes = self._recorded(inputs)
-        self._look_ahead(batch, output)
+        self.batch_size = max(1, len(batch.first))
+        self.block = self.block or self.batch_size
+        self.samples = _count_samples(self._data, self.batch_size)
+        logits = found_logits(output, self.find_logits)
+        self.classes = 0 if logits is None else logits.shape[1]
         # Not before the hook is gone: with one, a layer does not count as affine.
         folds = acts_on_input(self.layer, shapes.input, shapes.output, self.data_shape)
         self._shapes = Shapes(shapes.input, shapes.output, folds)
@@ -237,8 +260,15 @@ class SourceActivations:
         calls the layer once.
         """
         calls: list[Shapes] = []
+        self.cost = NetworkCost()
+        modules = list(self.model.modules())
+        leaves = {module for module in modules if next(module.children(), None) is None}
 
-        def record(_module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def record(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if module in leaves:
+                self.cost.add(module, output, len(inputs.first))
+            if module is not self.layer:
+                return
             if not isinstance(output, Tensor) or output.dim() < 2:
                 raise LayerOutputError(
                     "A filter goes after a layer that returns one tensor of shape (batch, ...); "
@@ -248,9 +278,9 @@ class SourceActivations:
             calls.append(Shapes(taken, tuple(output.shape[1:])))
 
         try:
-            seen = watched(self.model, len(inputs.first))
-            with explained_inputs(inputs.values), seen as self.cost, temporary_patches() as patches:
-                patches.hook_output(self.layer, record)
+            with explained_inputs(inputs.values), temporary_patches() as patches:
+                for module in leaves | {self.layer}:
+                    patches.hook_output(module, record)
                 output = inputs.run(self.model)
         except TtapcaError:
             raise
@@ -271,45 +301,17 @@ class SourceActivations:
             )
         return output, calls[0]
 
-    def _look_ahead(self, batch: ModelInputs, output: Any) -> None:
-        """Note what the first batch and its output say about the work to come."""
-        self._first = batch.head(2)
-        self.batch_size = max(1, len(batch.first))
-        self.block = self.block or self.batch_size
-        self.samples = _count_samples(self._data, self.batch_size)
-        logits = found_logits(output, self.find_logits)
-        self.classes = 0 if logits is None else logits.shape[1]
-
-    @property
-    def inputs(self) -> ModelInputs:
-        """Some samples of the first batch, as the model takes them; `probe` comes first."""
-        if self._first is None:
-            raise RuntimeError("`probe` comes first.")
-        return self._first
-
     def subsample(self) -> Subsample:
         """Return which samples are run through the whole model; `probe` comes first."""
-        return choose_subsample(
-            self.model,
-            self.samples,
-            self.classes,
-            numbers=self._numbers,
-            multiply_adds=self.cost.multiply_adds,
-        )
+        counts, costs = (self.samples, self.classes), (self._numbers, self.cost.multiply_adds)
+        return choose_subsample(self.model, *counts, *costs)
 
-    def reading(
+    def pass_config(
         self, at: Side, shape: tuple[int, ...], moments: MomentsKind | None = None
-    ) -> Reading:
+    ) -> PassConfig:
         """Say how a pass over the data goes; `probe` comes first."""
-        return Reading(
-            at,
-            shape,
-            self._numbers,
-            self.cost.together,
-            self.block,
-            self.subsample(),
-            moments,
-        )
+        together, block = self.cost.together, self.block
+        return PassConfig(at, shape, self._numbers, together, block, self.subsample(), moments)
 
     @property
     def _numbers(self) -> int:
@@ -318,33 +320,24 @@ class SourceActivations:
 
     @torch.no_grad()
     def collect(self, into: SourceStatistics, positions: Positions, name: str = "") -> int:
-        """Read all data once, and return how many samples there were.
-
-        Args:
-            into: What was collected from other data before; this is added to it.
-            positions: Where these samples stand among all.
-            name: Of the data, for error messages.
-        """
+        """Read all data once, add them to `into`, and return how many samples there were."""
         before = into.samples
-        for activation in self.batches(into.reading, into, positions, name):
+        for activation in self.batches(into.config, into, positions, name):
             if into.moments is not None:
                 into.moments.update(activation)
         return into.samples - before
 
     def batches(
         self,
-        reading: Reading,
+        config: PassConfig,
         into: SourceStatistics | None,
         positions: Positions = ALL,
         name: str = "",
     ) -> Iterator[Tensor]:
         """Yield what every batch becomes at the layer, shape (batch, *shape).
 
-        Args:
-            reading: Which side of the layer, and how.
-            into: Collects everything but moments; None in later passes.
-            positions: Where these samples stand among all.
-            name: Of the data, for error messages.
+        Everything but moments is added to `into`, which is None in later passes. `positions` are
+        those of these samples among all, and `name` is that of the data in messages.
         """
         read = rows = 0
         for number, batch in enumerate(self._progress(self._data)):
@@ -352,9 +345,9 @@ class SourceActivations:
             whole = self._inputs_of(batch, where)
             if into is not None:
                 into.kept.take(whole, positions.of(read, len(whole.first)))
-            for inputs in whole.parts(reading.together):
-                activation, given = self._activation(inputs, reading.at)
-                self._check(activation, reading, where, inputs.first)
+            for inputs in whole.parts(config.together):
+                activation, given = self._activation(inputs, config.at)
+                self._check(activation, config, where, inputs.first)
                 if into is not None:
                     into.inputs.add(given)
                     places = positions.of(read, len(inputs.first))
@@ -368,19 +361,18 @@ class SourceActivations:
         self, inputs: ModelInputs, activation: Tensor, positions: Tensor, into: SourceStatistics
     ) -> None:
         """Run the samples through the whole model that the rule chooses."""
-        subsample = into.reading.subsample
+        subsample = into.config.subsample
         measured = subsample.of(positions)
         if not bool(measured.any()):
             return
         some = inputs.chosen(measured)
         # Each stands for those around it that are not measured.
         weights = subsample.rates(positions[measured]).reciprocal()
-        channels = SourceChannels(self.model, self.find_logits, into.channels)
-        shares = channels.see(some, weights)
+        shares = self.channels.measure(some, into.channels, weights)
         if shares is not None:
             if len(activation) == len(measured) and some is not inputs:
                 activation = activation[measured.to(activation.device)]
-            into.class_means.add(activation, weights.to(shares)[:, None] * shares)
+            into.class_sums.add(activation, weights.to(shares)[:, None] * shares)
             into.predicted.add(positions[measured], shares)
 
     def _activation(self, inputs: ModelInputs, at: Side) -> tuple[Tensor, Any]:
@@ -394,55 +386,43 @@ class SourceActivations:
             raise LayerOutputError(f"`{self.path}` was not called in the forward pass of a batch.")
         return reached[0], given[0] if given else None
 
-    def _check(self, activation: Tensor, reading: Reading, where: str, samples: Tensor) -> None:
+    def _check(self, activation: Tensor, config: PassConfig, where: str, samples: Tensor) -> None:
         """Raise unless the activations have the shape of the first batch and are finite."""
-        if tuple(activation.shape[1:]) != reading.shape:
+        if tuple(activation.shape[1:]) != config.shape:
             raise ShapeError(
                 f"All batches must give samples of one shape at `{self.path}`; {where} gave "
-                f"{tuple(activation.shape[1:])}, the first one {reading.shape}."
+                f"{tuple(activation.shape[1:])}, the first one {config.shape}."
             )
         if not torch.isfinite(activation).all():
             finite = not samples.is_floating_point() or bool(torch.isfinite(samples).all())
-            place = f"the {reading.at} of `{self.path}`" if finite else "the data"
+            place = f"the {config.at} of `{self.path}`" if finite else "the data"
             raise NonFiniteError(
                 f"Fitting needs finite numbers; found NaN or infinity in {place} at {where} "
                 "(counting from 0). Remove or correct that batch."
             )
 
     def logits_of(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        """Return what the whole model predicts; None where no logits are found in its output."""
+        """Return what the whole model predicts; None if no logits are found in its output."""
         output = self.model(*args, **kwargs)
         return found_logits(output, self.find_logits)
 
     def bytes_to_run(self) -> int:
         """Return the memory that running the network takes."""
         first = self._shapes is not None and self._shapes.input == self.data_shape
-        # Where nothing is measured, only what is kept runs through more than one layer.
+        # If nothing is measured, only what is kept runs through more than one layer.
         if first and self.subsample().expected == 0:
             return self.cost.bytes_for(min(self.batch_size, KEPT_SAMPLES))
         return self.cost.bytes_for(self.batch_size)
 
-    def tell(self, plan: FitPlan) -> None:
-        """Tell the progress display what will be done, if it wants to know."""
-        listen = getattr(self._progress, "plan", None)
+    def tell(self, name: Literal["plan", "stage"], fact: FitPlan | str) -> None:
+        """Tell the progress display the plan, or the stage of work without batches, if it asks."""
+        listen = getattr(self._progress, name, None)
         if listen is not None:
-            listen(plan)
+            listen(fact)
 
     def watched(self, steps: Iterable[Step], unit: str, count: int) -> Iterable[Step]:
-        """Let the progress display follow steps that are not batches.
-
-        Args:
-            steps: What is done, one after the other.
-            unit: What one of them is, in a word.
-            count: How many there are.
-        """
+        """Let the progress display follow `count` steps that are not batches but parts or tasks."""
         return self._progress(Counted(steps, unit, count))
-
-    def stage(self, name: str) -> None:
-        """Tell the progress display what is done while no batch is read."""
-        tell = getattr(self._progress, "stage", None)
-        if tell is not None:
-            tell(name)
 
     def require_several_passes(self) -> None:
         """Raise unless the data can be read more than once."""
@@ -456,11 +436,13 @@ class SourceActivations:
     def _inputs_of(self, batch: Any, where: str = "batch 0") -> ModelInputs:
         """Return the model's arguments: what `prepare` says, else the batch or its first part."""
         given = self.prepare(batch) if self.prepare else arguments_in(batch, self.model)
-        if isinstance(given, Mapping):
-            found = ModelInputs((), dict(given))
-        else:
-            found = ModelInputs(tuple(given) if isinstance(given, (tuple, list)) else (given,), {})
-        found = found.converted(self._precision)
+        named = given if isinstance(given, Mapping) else {}
+        plain = () if isinstance(given, Mapping) else given
+        plain = plain if isinstance(plain, (tuple, list)) else (plain,)
+        found = ModelInputs(
+            tuple(as_tensor(value, self._precision) for value in plain),
+            {name: as_tensor(value, self._precision) for name, value in named.items()},
+        )
         if not any(isinstance(value, Tensor) for value in found.values):
             whose = "`prepare` must give" if self.prepare else "Data must yield"
             raise OptionError(

@@ -18,10 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttapca.errors import (
-    AttachError,
-    LayerNotFoundError,
-)
+from ttapca.errors import AttachError, LayerNotFoundError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import Gain, GainName
@@ -30,27 +27,23 @@ from ttapca.support.wrapping import Patches, Switch, finally_do, take_off
 
 
 class _FilterHook:
-    """Filters what a layer returns, or what it is given; held by the layer's hooks."""
+    """Filters what a layer returns; held by the layer's hooks."""
 
     def __init__(self, spectral_filter: SpectralFilter, switch: Switch) -> None:
         self.filter, self.switch = spectral_filter, switch
-
-    def put_on(self, layer: nn.Module, patches: Patches) -> None:
-        patches.hook_output(layer, self)
 
     def __call__(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         return self._run(output) if self.switch.enabled else None
 
     def _run(self, samples: Tensor) -> Tensor:
         if samples.device != self.filter.mean.device:
-            self.filter.to(samples.device)  # the model was moved; nobody else moves the filter
+            self.filter.to(samples.device)  # the model was moved, and its hooks do not follow
         filtered: Tensor = self.filter(samples)
         return filtered
 
 
 class _InputHook(_FilterHook):
-    def put_on(self, layer: nn.Module, patches: Patches) -> None:
-        patches.hook_input(layer, self)
+    """Filters what a layer is given."""
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.switch.enabled:
@@ -76,19 +69,15 @@ class Attachment:
     def put_on(
         self, layer: nn.Module, switch: Switch | None = None, patches: Patches | None = None
     ) -> None:
-        """Put the filter on a layer; `attach` does so.
-
-        Args:
-            layer: The layer.
-            switch: What switches the filter; by default this object.
-            patches: Take the hook; by default those that `detach` takes off.
-        """
+        """Put the filter on a layer; other switches and patches are those of an adapter."""
         if "torch._dynamo" in sys.modules:
             # A compiled model does not notice hooks that come later: compile it anew.
             torch.compiler.reset()
         patches = self._patches if patches is None else patches
-        hook = _InputHook if self.filter.basis.at_input else _FilterHook
-        hook(self.filter, switch or self).put_on(layer, patches)
+        if self.filter.basis.at_input:
+            patches.hook_input(layer, _InputHook(self.filter, switch or self))
+        else:
+            patches.hook_output(layer, _FilterHook(self.filter, switch or self))
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -196,8 +185,5 @@ def detach_filter(layer: nn.Module) -> None:
 
 def _filter_hooks(layer: nn.Module) -> list[_FilterHook]:
     # nn.Module offers no public way to list its hooks.
-    hooks: list[object] = [
-        *layer._forward_hooks.values(),
-        *layer._forward_pre_hooks.values(),
-    ]
+    hooks = (*layer._forward_hooks.values(), *layer._forward_pre_hooks.values())
     return [hook for hook in hooks if isinstance(hook, _FilterHook)]

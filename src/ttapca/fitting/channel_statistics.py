@@ -9,16 +9,15 @@ images, which it runs through the whole network.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.errors import LayerOutputError
-from ttapca.fitting.model_inputs import ModelInputs
 from ttapca.spectral.position_sample import position_hash
 from ttapca.spectral.source_classes import (
     LARGEST_RANK,
@@ -32,125 +31,59 @@ from ttapca.support.norm_layers import channels_of, is_sample_norm, normalised_a
 from ttapca.support.tensors import at_least_float32
 from ttapca.support.wrapping import temporary_patches
 
-VALUES = "values:"  # before the path of a layer
-BY_CLASS = "by_class:"
-SQUARES = "squares:"
-OTHER_ROWS = "other_rows:"
-LOOKS = ("looks", "looks_shares", "looks_weights")
+if TYPE_CHECKING:
+    from ttapca.fitting.activations import ModelInputs
+
+
+def _add_to(sums: dict[str, Tensor], others: dict[str, Tensor]) -> None:
+    for path, each in others.items():
+        sums[path] = sums.get(path, 0.0) + each
 
 
 @dataclass(eq=False)
 class ChannelSums:
-    """What `ttapca.fitting.channel_statistics` has measured so far.
+    """Sums over the measured images, by the paths of normalisation layers, in float64."""
 
-    Attributes:
-        measured: How many images.
-        other_rows: Paths of layers whose rows are not images, which are left out.
-        weights: Sum of the probabilities of each class, shape (classes,); None without classes.
-        looks: Late layers of each image, its class probabilities, and for how many images it
-            counts, one row each.
-    """
-
-    measured: int = 0
-    other_rows: set[str] = field(default_factory=set)
-    weights: Tensor | None = None
-    looks: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
-    # By path: sums of means and of mean squares, and for how many images, shape (3, channels).
-    _values: dict[str, Tensor] = field(default_factory=dict)
-    _by_class: dict[str, Tensor] = field(default_factory=dict)  # (classes, 2, channels)
-    _squares: dict[str, Tensor] = field(default_factory=dict)  # of channel means, (channels,)
-
-    def add_values(self, path: str, moments: Tensor, images: float) -> None:
-        """Add sums over images of channel means and of mean squares, shape (2, channels)."""
-        sums = torch.cat([moments, torch.full_like(moments[:1], images)])
-        self._values[path] = self._values.get(path, 0.0) + sums
-
-    def knows(self, classes: int) -> bool:
-        """Return whether sums by so many classes can be added."""
-        return self.weights is None or len(self.weights) == classes
-
-    def add_classes(
-        self, weights: Tensor, by_class: Mapping[str, Tensor], squares: Mapping[str, Tensor]
-    ) -> None:
-        """Add weights of classes, and the weighted sums of layers, in float64."""
-        self.weights = weights if self.weights is None else self.weights + weights
-        for path, sums in by_class.items():
-            self._by_class[path] = self._by_class.get(path, 0.0) + sums
-        for path, sums in squares.items():
-            self._squares[path] = self._squares.get(path, 0.0) + sums
+    measured: int = 0  # images
+    other_rows: set[str] = field(default_factory=set)  # layers whose rows are not images
+    # Of channel means and of mean squares, and for how many images, shape (3, channels).
+    moments: dict[str, Tensor] = field(default_factory=dict)
+    weights: Tensor | None = None  # probabilities of classes, (classes,); None without classes
+    by_class: dict[str, Tensor] = field(default_factory=dict)  # as moments, (classes, 2, channels)
+    squares: dict[str, Tensor] = field(default_factory=dict)  # of channel means, (channels,)
+    # Of each image: features of late layers, class probabilities, and for how many it counts.
+    late_features: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def merge(self, other: ChannelSums) -> None:
-        """Add what others have measured."""
+        """Add the sums over other images; their classes only if there are as many."""
         self.measured += other.measured
         self.other_rows |= other.other_rows
-        for path, sums in other._values.items():
-            self._values[path] = self._values.get(path, 0.0) + sums
-        if other.weights is not None and self.knows(len(other.weights)):
-            self.add_classes(other.weights, other._by_class, other._squares)
-            self.looks += other.looks
-
-    def means(self) -> dict[str, Tensor]:
-        """Return the means and mean squares of channels by path, shape (2, channels)."""
-        return {
-            path: sums[:2] / sums[2]
-            for path, sums in self._values.items()
-            if path not in self.other_rows
-        }
+        _add_to(self.moments, other.moments)
+        if other.weights is None:
+            return
+        if self.weights is None or len(self.weights) == len(other.weights):
+            weights = other.weights
+            self.weights = weights if self.weights is None else self.weights + weights
+            _add_to(self.by_class, other.by_class)
+            _add_to(self.squares, other.squares)
+            self.late_features += other.late_features
 
     def classes(self) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Return the weights of classes and the sums of layers that are finite."""
-        weights = self.weights
-        if weights is None or not torch.isfinite(weights).all():
+        if self.weights is None or not torch.isfinite(self.weights).all():
             return None, {}
-        return weights, {
+        return self.weights, {
             path: sums
-            for path, sums in self._by_class.items()
+            for path, sums in self.by_class.items()
             if path not in self.other_rows and sums.isfinite().all()
         }
 
-    @property
-    def squares(self) -> dict[str, Tensor]:
-        """The sums of squared channel means by path, shape (channels,)."""
-        return dict(self._squares)
-
-    def looked(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return the rows of `looks` as one table each; None if there are none of one kind."""
-        widths = {(each.shape[1], shares.shape[1]) for each, shares, _ in self.looks}
+    def feature_tables(self) -> list[Tensor] | None:
+        """Return `late_features` as one table each; None if the rows are not of one kind."""
+        widths = {(each.shape[1], shares.shape[1]) for each, shares, _ in self.late_features}
         if len(widths) != 1:
             return None
-        features, shares, weights = (torch.cat(each) for each in zip(*self.looks, strict=True))
-        return features, shares, weights
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return what `from_tensors` makes the same sums of."""
-        found = {"measured": torch.tensor(self.measured)}
-        if self.weights is not None:
-            found["weights"] = self.weights
-        found |= {VALUES + path: sums for path, sums in self._values.items()}
-        found |= {BY_CLASS + path: sums for path, sums in self._by_class.items()}
-        found |= {SQUARES + path: sums for path, sums in self._squares.items()}
-        looked = self.looked()
-        if looked is not None:
-            found |= dict(zip(LOOKS, looked, strict=True))
-        return found | {OTHER_ROWS + path: torch.empty(0) for path in self.other_rows}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> ChannelSums:
-        """Make sums of what `tensors` returned."""
-
-        def named(prefix: str) -> dict[str, Tensor]:
-            cut = len(prefix)
-            return {name[cut:]: each for name, each in tensors.items() if name.startswith(prefix)}
-
-        return cls(
-            measured=int(tensors["measured"]),
-            other_rows=set(named(OTHER_ROWS)),
-            weights=tensors.get("weights"),
-            looks=[tuple(tensors[name] for name in LOOKS)] if LOOKS[0] in tensors else [],  # type: ignore[list-item]
-            _values=named(VALUES),
-            _by_class=named(BY_CLASS),
-            _squares=named(SQUARES),
-        )
+        return [torch.cat(each) for each in zip(*self.late_features, strict=True)]
 
 
 # With fewer images a class, the classes cannot be told from the chance that chose the images, and a
@@ -182,144 +115,134 @@ def found_logits(output: Any, find: FindLogits | None = None) -> Tensor | None:
 class SourceChannels:
     """Measures the channels of every BatchNorm, GroupNorm and LayerNorm layer of a model.
 
-    A LayerNorm whose first dimension is not that of the images, as in a transformer that has tokens
-    first, is left out: nobody could tell how many images its statistics are of.
-
-    Args:
-        model: In evaluation mode.
-        logits: Finds the logits in what the model returns; None where it returns them.
-        sums: What was measured before; nothing by default.
+    The model is in evaluation mode, and `logits` finds the logits in what it returns. A LayerNorm
+    whose first dimension is not that of the images, as in a transformer that has tokens first, is
+    left out: its statistics are of an unknown number of images.
 
     Example:
+        >>> from ttapca.fitting.activations import ModelInputs
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten())
-        >>> channels = SourceChannels(model)
-        >>> _ = channels.see(ModelInputs((torch.rand(5, 1, 8, 8),), {}))
-        >>> {name: tuple(found.shape) for name, found in channels.of(nn.GroupNorm).items()}
+        >>> channels, sums = SourceChannels(model), ChannelSums()
+        >>> _ = channels.measure(ModelInputs((torch.rand(5, 1, 8, 8),), {}), sums)
+        >>> {name: tuple(found.shape) for name, found in channels.of(nn.GroupNorm, sums).items()}
         {'1': (2, 4)}
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        logits: FindLogits | None = None,
-        sums: ChannelSums | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, logits: FindLogits | None = None) -> None:
         self._model = model
         self._find_logits = logits
         self._layers = normalising_layers(model)
-        self._weights = torch.empty(0)  # of the images in this batch
-        self._rows: dict[str, Tensor] = {}  # of this batch: (images, 2, channels)
-        self.sums = ChannelSums() if sums is None else sums
 
     @torch.no_grad()
-    def see(self, inputs: ModelInputs, weights: Tensor | None = None) -> Tensor | None:
-        """Measure a batch of source images.
+    def measure(
+        self, inputs: ModelInputs, sums: ChannelSums, weights: Tensor | None = None
+    ) -> Tensor | None:
+        """Add a batch of source images, of which each counts for `weights`, shape (images,).
 
-        Args:
-            inputs: The arguments of the model.
-            weights: For how many images each of them counts, shape (images,); by default for one.
-
-        Returns:
-            The class probabilities of the images, shape (images, classes); None where the model
-            predicts no classes.
+        Return their class probabilities, (images, classes); None if the model predicts none.
         """
         images = len(inputs.first)
-        self._weights = torch.ones(images, dtype=torch.float64) if weights is None else weights
-        self.sums.measured += images
-        self._rows = {}
+        weights = torch.ones(images, dtype=torch.float64) if weights is None else weights
+        batch = ChannelSums(images)
+        rows: dict[str, Tensor] = {}  # (images, 2, channels)
+
+        def measure_layer(path: str, layer: nn.Module, args: tuple[Any, ...], _: Any) -> None:
+            values: Tensor = args[0]  # (batch, channels, ...)
+            if isinstance(layer, nn.LayerNorm) and len(values) != images:
+                batch.other_rows.add(path)
+                return
+            alone = False  # a BatchNorm remembers its own moments
+            if is_sample_norm(layer):
+                alone, values = True, normalised_alone(layer, values)
+            values = at_least_float32(values)
+            each = values.flatten(2) if values.dim() > 2 else values[..., None]
+            moments = torch.stack([each.mean(2), each.square().mean(2)], 1)
+            if len(moments) == images:
+                rows[path] = moments
+            if alone:
+                # A layer that is called on parts of images has no row for each image.
+                counts = weights if len(moments) == images else torch.ones(len(moments))
+                total = torch.einsum("n,nsc->sc", counts.to(moments), moments).double().cpu()
+                count = torch.full_like(total[:1], float(counts.sum()))
+                _add_to(batch.moments, {path: torch.cat([total, count])})
+
         with temporary_patches() as patches:
             for path, layer in self._layers.items():
-                patches.hook_input(layer, functools.partial(self._add, path))
+                patches.hook_input(layer, functools.partial(measure_layer, path))
             output = inputs.run(self._model)
-        return self._add_classes(output)
+        shares = self._shares(output, images, sums)
+        if shares is not None:
+            self._add_classes(shares, weights, batch, rows, sums.other_rows | batch.other_rows)
+        sums.merge(batch)
+        return shares
 
-    def _add(self, path: str, layer: nn.Module, args: tuple[Any, ...], _: Any) -> None:
-        """Add what a layer normalises, shape (batch, channels, ...)."""
-        values: Tensor = args[0]
-        images = len(self._weights)
-        if isinstance(layer, nn.LayerNorm) and len(values) != images:
-            self.sums.other_rows.add(path)
-            return
-        alone = is_sample_norm(layer)
-        if is_sample_norm(layer):
-            values = normalised_alone(layer, values)
-        values = at_least_float32(values)
-        each = values.flatten(2) if values.dim() > 2 else values[..., None]
-        rows = torch.stack([each.mean(2), each.square().mean(2)], 1)
-        weights = self._weights
-        if len(rows) == images:
-            self._rows[path] = rows
-        else:  # a layer that is called on parts of images has no row for each image
-            weights = torch.ones(len(rows))
-        if alone:
-            sums = torch.einsum("n,nsc->sc", weights.to(rows), rows)
-            self.sums.add_values(path, sums.double().cpu(), float(weights.sum()))
-
-    def _add_classes(self, output: Any) -> Tensor | None:
-        """Add what was seen of each layer to the classes that the images have by their logits."""
+    def _shares(self, output: Any, images: int, sums: ChannelSums) -> Tensor | None:
+        """Return the class probabilities of images, if the sums are of as many classes."""
         logits = found_logits(output, self._find_logits)
         if logits is None:
             return None
         shares = logits[:, :, None].double().softmax(1).flatten(2).mean(2)  # (images, classes)
-        if len(shares) != len(self._weights) or not self.sums.knows(shares.shape[1]):
-            return None
-        weighted = self._weights.to(shares)[:, None] * shares
-        by_class = {
-            path: torch.einsum("nk,nsc->ksc", weighted.to(rows), rows).double().cpu()
-            for path, rows in self._rows.items()
-        }
-        squares = {
-            path: torch.einsum("n,nc->c", self._weights.to(rows), rows[:, 0].square()).double()
-            for path, rows in self._rows.items()
-        }
-        self.sums.add_classes(
-            weighted.sum(0).cpu(), by_class, {path: each.cpu() for path, each in squares.items()}
-        )
-        self._add_looks(shares)
-        return shares
+        known = shares.shape[1] if sums.weights is None else len(sums.weights)
+        return shares if shares.shape == (images, known) else None
 
-    def _add_looks(self, shares: Tensor) -> None:
-        """Add what late layers show of each image, and the classes it has by its logits."""
-        late, stride = self._late()
-        if late and not late.keys() - self._rows.keys():
-            features = torch.cat([self._rows[path][:, 0, ::stride] for path in late], 1)
-            found = (features.float(), shares.float(), self._weights.float())
-            self.sums.looks.append(tuple(each.cpu() for each in found))  # type: ignore[arg-type]
+    def _add_classes(
+        self,
+        shares: Tensor,
+        weights: Tensor,
+        batch: ChannelSums,
+        rows: dict[str, Tensor],
+        left_out: set[str],
+    ) -> None:
+        """Add what was measured of each layer to the classes of the images."""
+        weighted = weights.to(shares)[:, None] * shares
+        batch.weights = weighted.sum(0).cpu()
+        for path, each in rows.items():
+            by_class = torch.einsum("nk,nsc->ksc", weighted.to(each), each)
+            squares = torch.einsum("n,nc->c", weights.to(each), each[:, 0].square())
+            batch.by_class[path] = by_class.double().cpu()
+            batch.squares[path] = squares.double().cpu()
+        late, stride = self._late(left_out)
+        if late and not late.keys() - rows.keys():
+            features = torch.cat([rows[path][:, 0, ::stride] for path in late], 1)
+            found = (features.float().cpu(), shares.float().cpu(), weights.float().cpu())
+            batch.late_features.append(found)
 
-    def _late(self) -> tuple[dict[str, int], int]:
-        """Return how many channels of each late layer are looked at, and every which one."""
-        kept = [path for path in self._layers if path not in self.sums.other_rows]
+    def _late(self, left_out: set[str]) -> tuple[dict[str, int], int]:
+        """Return how many channels of each late layer are features, and every which one."""
+        kept = [path for path in self._layers if path not in left_out]
         channels = {path: _channels_of(self._layers[path]) for path in late_layers(kept)}
         stride = max(1, -(-sum(channels.values()) // MOST_FEATURES))
         return {path: -(-count // stride) for path, count in channels.items()}, stride
 
-    def of(self, kind: type[nn.Module]) -> dict[str, Tensor]:
+    def of(self, kind: type[nn.Module], sums: ChannelSums) -> dict[str, Tensor]:
         """Return mean and variance of the channels of such layers by path, shape (2, channels).
 
-        Args:
-            kind: GroupNorm or LayerNorm; BatchNorm remembers its own.
+        They are GroupNorm or LayerNorm; BatchNorm remembers its own.
         """
         found = {}
-        for path, (mean, square) in self.sums.means().items():
-            statistics = torch.stack([mean, square - mean.square()]).float()
-            if isinstance(self._layers[path], kind) and torch.isfinite(statistics).all():
+        for path, (total, squares, images) in sums.moments.items():
+            mean = total / images
+            statistics = torch.stack([mean, squares / images - mean.square()]).float()
+            known = isinstance(self._layers[path], kind) and path not in sums.other_rows
+            if known and torch.isfinite(statistics).all():
                 found[path] = statistics
         return found
 
-    def by_class(self) -> SourceClasses | None:
-        """Return what classes do to all layers; None where the model predicts no classes."""
-        weights, sums = self.sums.classes()
-        if weights is None or not sums or self.sums.measured < IMAGES_A_CLASS * len(weights):
+    def by_class(self, sums: ChannelSums) -> SourceClasses | None:
+        """Return what classes do to all layers; None if the model predicts no classes."""
+        weights, by_class = sums.classes()
+        if weights is None or not by_class or sums.measured < IMAGES_A_CLASS * len(weights):
             return None
-        return SourceClasses.from_sums(weights, sums, self.sums.squares, self._pairs())
+        return SourceClasses.from_sums(weights, by_class, sums.squares, self._pairs(sums))
 
-    def _pairs(self) -> PairStatistic | None:
-        looked, (late, stride) = self.sums.looked(), self._late()
-        if looked is None or looked[0].shape[1] != sum(late.values()):
+    def _pairs(self, sums: ChannelSums) -> PairStatistic | None:
+        tables, (late, stride) = sums.feature_tables(), self._late(sums.other_rows)
+        if tables is None or tables[0].shape[1] != sum(late.values()):
             return None
-        if not all(bool(torch.isfinite(each).all()) for each in looked):
+        if not all(bool(torch.isfinite(each).all()) for each in tables):
             return None
-        return pair_statistic(*looked, late, stride)
+        features, shares, weights = tables
+        return pair_statistic(features, shares, weights, late, stride)
 
 
 def _channels_of(layer: nn.Module) -> int:
@@ -335,7 +258,7 @@ def normalising_layers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-# So many images are measured, some for each class, or one in 32 if that is more: fitting reads many
+# This many images are measured, some for each class, or one in 32 if that is more: a fit reads many
 # more images than moments need, and runs only a part of the network on them.
 MEASURED = 1024
 MEASURED_PER_CLASS = 16
@@ -355,12 +278,6 @@ NUMBER_BYTES = 4  # float32
 class Subsample:
     """Says which images are measured.
 
-    Attributes:
-        wanted: How many images are measured, at least.
-        images: How many there are; None if nobody knows.
-        classes: How many classes there are whose moments will be stored; 0 if none.
-        needed: Whether anything is measured.
-
     Example:
         >>> rule = Subsample(wanted=100, images=2000, classes=10)
         >>> measured = rule.of(torch.arange(2000))
@@ -368,10 +285,10 @@ class Subsample:
         (101, [26, 24, 26, 25])
     """
 
-    wanted: int
-    images: int | None
-    classes: int
-    needed: bool = True
+    wanted: int  # images, at least
+    images: int | None  # how many there are; None if that is unknown
+    classes: int  # whose moments will be stored; 0 if none
+    needed: bool = True  # whether anything is measured
 
     def rates(self, positions: Tensor) -> Tensor:
         """Return the share of images that is measured around each position, above 0 to 1."""
@@ -386,46 +303,35 @@ class Subsample:
 
     @property
     def expected(self) -> int | None:
-        """How many images will be measured, about; None if nobody knows."""
-        if not self.needed:
-            return 0
-        if self.images is None:
-            return None
+        """About how many images will be measured; None if that is unknown."""
+        if not self.needed or self.images is None:
+            return None if self.needed else 0
         return min(self.images, max(self.wanted, self.images // ONE_IN))
 
     def stored_bytes(self, model: nn.Module) -> int:
-        """Return the size of what is measured in a saved filter, about."""
+        """Return about how large the measured statistics are in a saved filter."""
         if not self.needed:
             return 0
-        layers = normalising_layers(model).values()
-        alone = sum(channels_of(layer) for layer in layers if is_sample_norm(layer))
-        batch = sum(layer.num_features for layer in layers if isinstance(layer, _BatchNorm))
+        alone = batch = 0
+        for layer in normalising_layers(model).values():
+            alone += is_sample_norm(layer) and _channels_of(layer)
+            batch += isinstance(layer, _BatchNorm) and _channels_of(layer)
         directions = 1 + min(self.classes, LARGEST_RANK) if self.classes else 0
         return NUMBER_BYTES * 2 * (alone + directions * (alone + batch))
 
 
 def choose_subsample(
-    model: nn.Module,
-    images: int | None,
-    classes: int,
-    *,
-    numbers: int = 1,
-    multiply_adds: int = 0,
+    model: nn.Module, images: int | None, classes: int, numbers: int = 1, multiply_adds: int = 0
 ) -> Subsample:
-    """Choose the rule for a network and its data.
+    """Choose the rule for a network that predicts `classes`, and for data of `images`.
 
-    Args:
-        model: The network.
-        images: How many there are; None if nobody knows.
-        classes: How many the model predicts; 0 if none.
-        numbers: In one image.
-        multiply_adds: Of the model for one image.
+    One image has `numbers`, and takes `multiply_adds` of the network.
     """
     least = max(LEAST_IMAGES, LEAST_NUMBERS // numbers)
     most = max(least, int(MOST_MULTIPLY_ADDS / max(1, multiply_adds)))
     wanted = min(most, max(MEASURED, min(MEASURED_PER_CLASS * classes, MOST_MEASURED)))
-    rule = Subsample(wanted, images, classes)
-    if rule.expected is not None and rule.expected < IMAGES_A_CLASS * classes:
+    expected = Subsample(wanted, images, classes).expected
+    if expected is not None and expected < IMAGES_A_CLASS * classes:
         classes = 0  # too few images to tell them apart
     needed = classes > 0 or any(map(is_sample_norm, normalising_layers(model).values()))
     return Subsample(wanted, images, classes, needed)

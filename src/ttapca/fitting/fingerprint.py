@@ -10,7 +10,7 @@ as the weights do. For weights w and w' of one size,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from ttapca.support.modules import LayerPaths, core_of
 PROJECTIONS = 8
 COLUMNS = 1 + PROJECTIONS
 
-# Of a large tensor, so many numbers are looked at, evenly spread.
+# Of a large tensor, this many numbers are looked at, evenly spaced.
 LOOKED_AT = 4096
 SMALLEST = 1e-4  # root mean square: a tensor of smaller numbers counts as zero
 
@@ -31,20 +31,15 @@ SAME_WEIGHTS = 0.05
 
 
 def fingerprint(model: nn.Module, paths: Iterable[str]) -> dict[str, Tensor]:
-    """Return the fingerprints of some layers by their paths, those that have weights.
+    """Return the fingerprints of those layers that have weights, shape (`COLUMNS`,), float32.
 
-    Args:
-        model: The network.
-        paths: Of the layers; the empty one is the network itself, without wrappers.
-
-    Returns:
-        For each layer, shape (`COLUMNS`,), float32.
+    The empty path is the network itself, without wrappers.
     """
     known = LayerPaths(model)
     found = {}
     for path in paths:
         layer = known.layers.get(known.find_any(path)) if path else core_of(model)[1]
-        row = None if layer is None else _row(_tensors_of(layer))
+        row = None if layer is None else _row(layer)
         if row is not None:
             found[path] = row
     return found
@@ -62,16 +57,14 @@ def distance(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
     return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
 
 
-def _tensors_of(module: nn.Module) -> list[Tensor]:
-    named = sorted([*module.named_parameters(), *module.named_buffers()], key=lambda each: each[0])
-    return [each.detach() for _, each in named if each.is_floating_point() and each.numel()]
-
-
 @torch.no_grad()
-def _row(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the logarithm of the mean size of tensors, and projections of all of them."""
+def _row(layer: nn.Module) -> Tensor | None:
+    """Return the logarithm of the mean size of a layer's tensors, and projections of all."""
     sizes, parts = [], []
-    for tensor in tensors:
+    named = dict([*layer.named_parameters(), *layer.named_buffers()])
+    for _, tensor in sorted(named.items()):
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
         values = tensor.flatten()[:: -(-tensor.numel() // LOOKED_AT)].to("cpu", torch.float64)
         size = float(values.square().mean().sqrt()) + SMALLEST
         sizes.append(math.log(size))

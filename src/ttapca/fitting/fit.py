@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -17,23 +18,20 @@ from torch import Tensor, nn
 
 from ttapca._checks import OneOf, check_option
 from ttapca.engines import Engine
-from ttapca.errors import FewIndependentWarning, OptionError, enough_memory, warn_caller
-from ttapca.fitting.activations import Prepare, Progress, Shapes, SourceActivations
+from ttapca.errors import FewIndependentWarning, enough_memory, warn_caller
+from ttapca.fitting.activations import ModelInputs, Prepare, Progress, Shapes, SourceActivations
 from ttapca.fitting.attachment import attach
-from ttapca.fitting.channel_statistics import SourceChannels
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.fitting.model_inputs import ModelInputs
 from ttapca.fitting.plan import FitPlan, Problem, RouteChoice, RouteName, plan_of
 from ttapca.fitting.readers import DataReader, reader_of
-from ttapca.fitting.routes import SUMMED, FitTask, by_gram, randomised
-from ttapca.fitting.source_statistics import FEWEST_SAMPLES
+from ttapca.fitting.routes import SAMPLED, SUMMED, FitTask
+from ttapca.fitting.source_statistics import FEWEST_SAMPLES, SourceStatistics
 from ttapca.spectral.pca import check_n_components
 from ttapca.support.inputs import mirror_back, mirror_images
 from ttapca.support.modules import LayerPaths, check_model, evaluation_mode
 from ttapca.support.outputs import OutputKind, Outputs
-from ttapca.support.process_group import several_ranks
 
-# Rounding leaves a share of variance of about this size where a basis is complete.
+# Rounding leaves a share of variance of about this size if a basis is complete.
 NOTHING_DROPPED = 1e-6
 
 _LESS_MEMORY = (
@@ -41,12 +39,7 @@ _LESS_MEMORY = (
     "or take `route='dct'` for large images."
 )
 
-
 ROUTES: tuple[RouteName, ...] = get_args(RouteName)
-SAMPLED: dict[RouteName, Callable[[FitTask], FittedFilter]] = {
-    "gram": by_gram,
-    "randomised": randomised,
-}
 
 
 def fit(
@@ -84,28 +77,27 @@ def fit(
         n_components: How many components to keep: a number, a fraction of the variance (a float up
             to 1), or None for all that the data have. A number or a fraction asks for a rank, so
             that components are principal ones, if images are not too large or too few for them.
-        progress: Wraps the batches while they are read, for example `tqdm`; silent by default. If
-            it has a method `plan`, that is given the `FitPlan` before the work begins; if it has a
-            method `stage`, that is told the name of work without batches.
+        progress: Wraps the batches while they are read, for example `tqdm`; silent by default. Its
+            methods `plan` and `stage`, if it has such, are told the `FitPlan` before the work
+            begins, and the name of work without batches.
         prepare: Returns what the model takes of a batch: a tensor, a tuple of arguments, or a dict
             of arguments by name; `lambda batch: (batch[0], batch[1])` for two inputs.
-        logits: Finds the logits in what the model returns, where that is more than one tensor:
+        logits: Finds the logits in what the model returns, if that is more than one tensor:
             `lambda output: output.logits`. From them, `fit` learns what classes do to statistics.
         outputs: What the outputs of the model mean: `multiclass`, `binary`, `multilabel` or
-            `regression`. By default two or more are the logits of classes. Of a single one nothing
-            is learned unless it is said to be `binary`, since it may be a regression.
+            `regression`. By default two or more are the logits of classes; of a single one nothing
+            is learned unless it is said to be `binary`.
         route: By default, cosines if the filter acts on the model's input images, with all
             components, and these have more than 1,024 numbers; else principal components. `pca`
             asks for these anywhere, and `dct` for cosines. Which of `folded`, `exact`, `gram` and
             `randomised` finds principal components follows from the layer, the number of samples
             and the memory at hand, unless you name one; see `ttapca.fitting.plan`.
         generator: Draws the start of the randomised route; a fixed seed by default.
-        engine: Who reads data in parts, the result being the same: `joblib:4` for four processes of
-            this machine, or an `Engine`; by default this process. See `ttapca.engines`.
-        groups: The group of each sample in order of the data, if samples of a group resemble each
-            other: its drive, patient or speaker, for example. A hundred frames of one drive tell
-            less than a hundred drives. Without groups, `fit` notices resemblance between
-            neighbours, if the data are in order of time.
+        engine: Reads data in parts, with the same result: `joblib:4` for four processes of this
+            machine, or an `Engine`; by default this process. See `ttapca.engines`.
+        groups: The group of each sample in order of the data, such as its drive or its speaker: a
+            hundred frames of one drive tell less than a hundred drives. Without groups, `fit`
+            notices resemblance between neighbours, if the data are in order of time.
 
     Returns:
         The fitted filter. Its `accuracy_` says how exact it is.
@@ -132,54 +124,53 @@ def fit(
         >>> fit(model, "0", images, n_components=20)
         FittedFilter(layer='0', 20 components, 50 samples, folded (1, 8, 8) -> (4, 8, 8))
     """
-    check_n_components(n_components)
-    check_option("route", route, OneOf(get_args(RouteChoice)))
-    find_classes = _finder(logits, outputs)
+    find_classes = _checked(n_components, route, logits, outputs)
     with (
         _reader(model, data, engine, groups) as reader,
         enough_memory(f"Fitting at `{layer}`", _LESS_MEMORY),
     ):
         source = reader.each(
-            lambda: SourceActivations(model, layer, data, progress, prepare, find_classes)
+            partial(SourceActivations, model, layer, data, progress, prepare, find_classes)
         )
         shapes, plan = _planned(source, reader, n_components, route)
-        source.tell(plan)
-        task = FitTask(
-            source, shapes, n_components, generator, on_demand=route == plan.route, groups=groups
-        )
-        if plan.route not in SUMMED:
+        source.tell("plan", plan)
+        task = FitTask(source, shapes, n_components, generator, route == plan.route, groups)
+        if plan.route in SAMPLED:
             return _completed(task, SAMPLED[plan.route](task))
         summed = SUMMED[plan.route]
-        reading = reader.each(lambda: summed.reading(task))
-        statistics = reader.read(source, reading, plan)
 
-        def find() -> FittedFilter:
-            if statistics is None:
-                raise RuntimeError("Only the process that has the statistics finds the filter.")
+        def find(statistics: SourceStatistics) -> FittedFilter:
             statistics.check_samples()
             task.statistics = statistics
-            source.stage("decomposing")
+            source.tell("stage", "decomposing")
             return _completed(task, summed.find(task))
 
-        return reader.shared(find)
+        return reader.read(source, reader.each(partial(summed.config, task)), plan, find)
 
 
 def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
     """Return a filter with all that was measured beside its basis."""
-    source, statistics = task.source, task.statistics
-    channels = SourceChannels(source.model, source.find_logits, statistics.channels)
+    source, statistics, sums = task.source, task.statistics, task.statistics.channels
     canonical = LayerPaths(source.model).canonical
-    classes = channels.by_class()
+    classes = source.channels.by_class(sums)
+    groups, tokens = (
+        {canonical(path): each for path, each in source.channels.of(kind, sums).items()}
+        for kind in (nn.GroupNorm, nn.LayerNorm)
+    )
     kept = [inputs.mapped(lambda x: x.to(source.device)) for inputs in statistics.kept.all()]
+    agreement = _agreement(source, fitted, kept)
+    source.tell("stage", "mirroring images")
     found = dataclasses.replace(
         fitted,
         layer=canonical(fitted.layer),
-        group_norm_={canonical(path): each for path, each in channels.of(nn.GroupNorm).items()},
-        layer_norm_={canonical(path): each for path, each in channels.of(nn.LayerNorm).items()},
+        group_norm_=groups,
+        layer_norm_=tokens,
         classes_=None if classes is None else classes.renamed(canonical),
-        class_reach_=fitted.reach_of(statistics.class_means),
-        agreement_=_agreement(source, fitted, kept),
-        mirror_agreement_=_mirror_agreement(source, kept),
+        class_reach_=fitted.reach_of(statistics.class_sums),
+        agreement_=agreement,
+        mirror_agreement_=mirror_agreement(
+            source.logits_of, ((each.args, each.kwargs) for each in kept)
+        ),
         inputs_=statistics.inputs.found(),
     )
     _warn_of_few(found)
@@ -227,31 +218,38 @@ def plan_fit(
         >>> plan_fit(model, "0", torch.rand(40, 3, 128, 128), n_components=10).route
         'gram'
     """
-    check_n_components(n_components)
-    check_option("route", route, OneOf(get_args(RouteChoice)))
-    find_classes = _finder(logits, outputs)
+    find_classes = _checked(n_components, route, logits, outputs)
     with _reader(model, data, engine) as reader:
         source = reader.each(
-            lambda: SourceActivations(model, layer, data, None, prepare, find_classes)
+            partial(SourceActivations, model, layer, data, None, prepare, find_classes)
         )
         return _planned(source, reader, n_components, route)[1]
 
 
+def _checked(
+    n_components: int | float | None,
+    route: RouteChoice,
+    logits: Callable[[Any], Tensor] | None,
+    outputs: OutputKind | None,
+) -> Callable[[Any], Tensor | None] | None:
+    """Check options; return the function that finds logits in an output, None for the output."""
+    check_n_components(n_components)
+    check_option("route", route, OneOf(get_args(RouteChoice)))
+    return logits if outputs is None else Outputs(outputs, logits).of_classes
+
+
 @contextmanager
 def _reader(
-    model: nn.Module, data: Any, engine: Engine | str | None, groups: object = None
+    model: nn.Module,
+    data: Any,
+    engine: Engine | str | None,
+    groups: Sequence[Hashable] | None = None,
 ) -> Iterator[DataReader]:
-    """Say who reads the data, and put the model in the state in which it is run, for a while."""
+    """Yield the reader of the data, with the model in the state in which it is run."""
     check_model(model)
-    if groups is not None and engine is None and several_ranks():
-        raise OptionError(
-            "`groups` names a group for each sample in order of the data, and the samples of "
-            "several ranks have no such order. Leave `groups` out, or fit in one rank alone with "
-            "`engine=SerialEngine()`."
-        )
     # Tensors made in inference mode could not be used under gradients later.
     with (
-        closing(reader_of(data, engine)) as reader,
+        closing(reader_of(data, engine, groups)) as reader,
         torch.inference_mode(False),
         torch.no_grad(),
         evaluation_mode(model),
@@ -265,30 +263,9 @@ def _planned(
     n_components: int | float | None,
     route: RouteChoice,
 ) -> tuple[Shapes, FitPlan]:
-    """Look at the first batch, and choose the route."""
+    """Look at the first batch, and choose the route, or refuse it if memory does not suffice."""
     shapes = reader.each(source.probe)
     reader.settle(source)
-    return shapes, reader.plan(
-        lambda asked: _plan(source, shapes, n_components, asked, reader),
-        route,
-    )
-
-
-def _finder(
-    logits: Callable[[Any], Tensor] | None, outputs: OutputKind | None
-) -> Callable[[Any], Tensor | None] | None:
-    """Return what finds the logits of classes in what a model returns; None for the output."""
-    return logits if outputs is None else Outputs(outputs, logits).of_classes
-
-
-def _plan(
-    source: SourceActivations,
-    shapes: Shapes,
-    n_components: int | float | None,
-    route: RouteChoice,
-    reader: DataReader,
-) -> FitPlan:
-    """Choose the route, or refuse it if it needs more memory than there is."""
     problem = Problem(
         shapes.input,
         shapes.output,
@@ -299,13 +276,17 @@ def _plan(
         source.classes,
         source.data_shape,
     )
-    return plan_of(
-        problem,
-        route,
-        network_bytes=source.bytes_to_run(),
-        norm_bytes=source.subsample().stored_bytes(source.model),
-        spread=reader.spread,
-    )
+
+    def plan(asked: RouteChoice) -> FitPlan:
+        return plan_of(
+            problem,
+            asked,
+            network_bytes=source.bytes_to_run(),
+            norm_bytes=source.subsample().stored_bytes(source.model),
+            parallelism=reader.parallelism,
+        )
+
+    return shapes, reader.plan(plan, route)
 
 
 def _agreement(
@@ -313,35 +294,23 @@ def _agreement(
 ) -> float | None:
     """Return the share of source predictions that stay the same with the filter at gains of 1.
 
-    Return None where nothing is dropped, and where the model predicts no classes.
+    Return None if nothing is dropped, or the model predicts no classes.
     """
     if fitted.dropped_variance_ < NOTHING_DROPPED:
         return None
-    source.stage("comparing predictions")
-    plain = [_classes(source, inputs) for inputs in kept]
+    source.tell("stage", "comparing predictions")
+    plain = [source.logits_of(*inputs.args, **inputs.kwargs) for inputs in kept]
     attachment = attach(source.model, fitted)
     try:
-        filtered = [_classes(source, inputs) for inputs in kept]
+        filtered = [source.logits_of(*inputs.args, **inputs.kwargs) for inputs in kept]
     finally:
         attachment.detach()
     same = [
-        (one == two).flatten().cpu()
+        (one.argmax(1) == two.argmax(1)).flatten().cpu()
         for one, two in zip(plain, filtered, strict=True)
         if one is not None and two is not None
     ]
     return float(torch.cat(same).double().mean()) if same else None
-
-
-def _mirror_agreement(source: SourceActivations, kept: list[ModelInputs]) -> float | None:
-    """Return the share of source predictions that stay when images are mirrored."""
-    source.stage("mirroring images")
-    return mirror_agreement(source.logits_of, ((each.args, each.kwargs) for each in kept))
-
-
-def _classes(source: SourceActivations, inputs: ModelInputs) -> Tensor | None:
-    """Return the predicted classes, where a model returns logits."""
-    logits = source.logits_of(*inputs.args, **inputs.kwargs)
-    return None if logits is None else logits.argmax(1)
 
 
 def mirror_agreement(
@@ -350,15 +319,11 @@ def mirror_agreement(
 ) -> float | None:
     """Return the share of predicted classes that stay when images are mirrored, from 0 to 1.
 
-    Each prediction has the weight of its probability: where the network hesitates between classes,
-    any change may tip it.
+    Each prediction has the weight of its probability: if the network hesitates between classes, any
+    change may tip it.
 
-    Args:
-        predict: Returns the logits of the untouched model; None where there are none.
-        batches: Source images, as the arguments of the model and its keyword arguments.
-
-    Returns:
-        None where the arguments hold no images, and where the model predicts no classes.
+    `predict` returns the logits of the untouched model for `batches` of arguments. Return None if
+    these hold no images, or the model predicts no classes.
 
     Example:
         >>> left_is_brighter = lambda x: torch.stack([x[:, 0, 0, 0], x[:, 0, 0, 1]], 1)

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 import platform
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,29 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from ttapca import __version__
-from ttapca.errors import (
-    AttachError,
-    NotEnoughDataError,
-    OtherWeightsWarning,
-    warn_caller,
-)
+from ttapca.errors import AttachError, NotEnoughDataError, OtherWeightsWarning, warn_caller
 from ttapca.fitting.fingerprint import SAME_WEIGHTS, distance, fingerprint
 from ttapca.fitting.input_range import InputRange
-from ttapca.fitting.saved_format import (
-    CLASS_LIKENESS,
-    CLASS_LOADINGS,
-    CLASS_MOMENTS,
-    CLASS_SHARES,
-    FINGERPRINT,
-    GROUP_NORM,
-    LAYER_NORM,
-    PAIR_NUMBERS,
-    PAIRS,
-    kind_of,
-)
 from ttapca.fitting.saved_format import Storage as Storage
-from ttapca.fitting.source_statistics import ClassMeans
-from ttapca.fitting.store import read_filter, save_filter
+from ttapca.fitting.source_statistics import ClassSums
+from ttapca.fitting.store import filter_arguments, read_filter, save_filter
 from ttapca.spectral import closed_form as closed_form  # so that its gains are known by name
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.calibration import band_edges
@@ -48,7 +30,7 @@ from ttapca.spectral.pca import MOST_DROPPED
 from ttapca.spectral.randomised import singular_value_error
 from ttapca.spectral.resemblance import Resemblance
 from ttapca.spectral.shrinkage import class_reach
-from ttapca.spectral.source_classes import PairStatistic, SourceClasses
+from ttapca.spectral.source_classes import SourceClasses
 
 # Users are warned of a filter that changes more source predictions than this. Variance is a poor
 # guide: at the stem of a CIFAR-100 ResNet-20, dropping 0.005 % of it changes 2 % of the
@@ -78,45 +60,38 @@ class FittedFilter:
         total_variance_: Variance of the output over all components, kept or not.
         route: How it was computed, for display: `folded`, `exact`, `gram`, `randomised` or `dct`.
         error_bound_: Bound on the relative error of each squared singular value, shape
-            (components,); None where the result is exact.
+            (components,); None if the result is exact.
         variances_: Variance of each component over samples that did not make the basis, float64,
-            shape (components,). None if these are as for those that did, and in filters saved by an
-            older ttapca.
-        energies_: Band energies of some source samples, for closed-form gains, shape (samples,
-            bands); see `ttapca.spectral.calibration`. None in filters saved by an older ttapca.
+            shape (components,). None if these are as for those that did.
+        energies_: Band energies of some source samples, shape (samples, bands), for gains in closed
+            form; see `ttapca.spectral.calibration`.
         rest_: Squared length of what lies outside the basis, for the samples of `energies_`, shape
-            (samples,). None where that is less than a ten-thousandth of the variance, and in
-            filters saved by an older ttapca.
+            (samples,). None if that is less than a ten-thousandth of the variance.
         class_reach_: How far the mean of the farthest class lies from the mean of all, in squared
-            deviations within classes, shape (components,); see `ttapca.spectral.shrinkage`. None if
-            the model predicts no classes, and in filters saved by an older ttapca.
+            deviations within classes, shape (components,). None without classes.
         outliers_: How far values of some source images stray from those around them, and how many
-            do, shape (samples, 3); see `ttapca.spectral.image_statistics`. None if the filter does
-            not act on the model's input images, and in filters saved by an older ttapca.
+            do, shape (samples, 3). None if the filter does not act on the model's input images.
         textures_: Textures of the samples that `energies_` are of, shape (samples, numbers); see
             `ttapca.spectral.image_statistics`. None as for `outliers_`.
         resemblance_: How far the samples of `energies_` resemble each other, as frames of a drive
-            do, and for how many independent ones they count; see `ttapca.spectral.resemblance`.
-            None in filters saved by an older ttapca.
+            do, and for how many independent ones they count.
         agreement_: Share of source predictions that stay the same with the filter at gains of 1,
-            which drops what lies outside the basis. None where nothing is dropped, where the model
-            returns no classes, and for a filter that was truncated or saved by an older ttapca.
+            which drops what lies outside the basis. None if nothing is dropped, without classes,
+            and for a filter that was truncated.
         mirror_agreement_: Share of source predictions that stay when images are mirrored, from 0 to
-            1; see `ttapca.fitting.fit`. None where the model takes no images or
-            returns no classes, and in filters saved by an older ttapca.
+            1. None if the model takes no images or predicts no classes.
         group_norm_: Mean and variance of every channel of each GroupNorm layer of the network, by
-            its path, shape (2, channels); see `ttapca.fitting.channel_statistics`.
-        layer_norm_: The same for LayerNorm layers; empty in filters saved by an older ttapca.
-        inputs_: Range, mean and deviation of what the network was given, by channel of images; see
-            `ttapca.fitting.input_range`. None where that are no floating-point numbers, and in
-            filters saved by an older ttapca.
+            its path, shape (2, channels).
+        layer_norm_: The same for LayerNorm layers.
+        inputs_: Range, mean and deviation of what the network was given, by channel of images. None
+            if it was not given floating-point numbers.
         fingerprint_: Of the weights that all of this depends on, those of the layer and of the
-            normalisation layers that were measured, by path; see `ttapca.fitting.fingerprint`.
-            Empty in filters saved by an older ttapca.
+            normalisation layers that were measured, by path.
         classes_: What classes do to the network; see `ttapca.spectral.source_classes`. None if the
-            model predicts no classes or has no normalisation layers, and in filters saved by an
-            older ttapca.
+            model predicts no classes or has no normalisation layers.
         versions: Versions of the software that computed it.
+
+    What an older ttapca did not measure is None or empty in the filters that it saved.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
@@ -189,7 +164,7 @@ class FittedFilter:
 
     @property
     def singular_value_error_(self) -> float | None:
-        """Bound on the relative error of a singular value in the first half; None where exact."""
+        """Bound on the relative error of a singular value in the first half; None if exact."""
         return None if self.error_bound_ is None else singular_value_error(self.error_bound_)
 
     @property
@@ -216,14 +191,14 @@ class FittedFilter:
     def drops_too_much(self) -> bool:
         """Whether predictions on source samples change when what lies outside the basis is dropped.
 
-        Where that was not measured, the dropped variance decides: see `MOST_DROPPED`.
+        If that was not measured, the dropped variance decides: see `MOST_DROPPED`.
         """
         if self.agreement_ is not None:
             return self.agreement_ < LEAST_AGREEMENT
         return self.dropped_variance_ > MOST_DROPPED
 
     def space_in_words(self) -> str:
-        """Say what it has components of: so many outputs of the layer, or inputs."""
+        """Return the number of outputs or inputs of the layer that it has components of."""
         if self.basis.of_input:
             return f"{math.prod(self.shape):,} inputs"
         return f"{math.prod(self.output_shape):,} outputs"
@@ -260,14 +235,10 @@ class FittedFilter:
         return fingerprint(model, paths | {self.layer}) or fingerprint(model, {""})
 
     def check_weights(self, model: nn.Module, *, strict: bool = False) -> None:
-        """Warn if a model has other weights than that of the fit: what was measured is not its own.
+        """Warn if a model has other weights than that of the fit, or refuse it if `strict`.
 
         Rounding to another precision is no other weights, and a filter that was saved by an older
         ttapca knows of none.
-
-        Args:
-            model: The model.
-            strict: Refuse such a model.
 
         Raises:
             AttachError: `strict`, and the weights are others or unknown.
@@ -281,7 +252,11 @@ class FittedFilter:
                 "was saved by an older ttapca, or its network has none. Fit it again, or leave "
                 "`strict` out."
             )
-        away = self._distance_to(model)
+        found = fingerprint(model, self.fingerprint_)
+        # The layer apart: it would count for little among many that normalise.
+        own = {path: each for path, each in self.fingerprint_.items() if path in ("", self.layer)}
+        others = {path: each for path, each in self.fingerprint_.items() if path not in own}
+        away = max(distance(own, found), distance(others, found))
         if away <= SAME_WEIGHTS:
             return
         fault = (
@@ -296,17 +271,6 @@ class FittedFilter:
             OtherWeightsWarning,
         )
 
-    def _distance_to(self, model: nn.Module) -> float:
-        """Return how far the weights of a model are from those of the fit."""
-        found = fingerprint(model, self.fingerprint_)
-        # One layer would count for little among many that normalise.
-        own = {"", self.layer}
-        parts = [
-            {path: each for path, each in self.fingerprint_.items() if (path in own) is of_own}
-            for of_own in (True, False)
-        ]
-        return max(distance(part, found) for part in parts)
-
     def truncated(self, n_components: int) -> FittedFilter:
         """Return the same filter with its first components only, without a new fit.
 
@@ -319,18 +283,20 @@ class FittedFilter:
                 f"more of them; found {n_components}."
             )
         bands, rest = len(band_edges(n_components)) - 1, self._rest_beyond(n_components)
+        by_component = ("singular_values_", "error_bound_", "variances_", "class_reach_")
+        known = {name: getattr(self, name) for name in by_component}
+        first: dict[str, Any] = {
+            name: each if each is None else each[:n_components] for name, each in known.items()
+        }
         return dataclasses.replace(
             self,
-            singular_values_=self.singular_values_[:n_components],
+            **first,
             basis=self.basis.truncated(n_components),
-            error_bound_=None if self.error_bound_ is None else self.error_bound_[:n_components],
-            variances_=None if self.variances_ is None else self.variances_[:n_components],
             # The last band may have lost components; its old energies stand for those left.
             energies_=None if self.energies_ is None else self.energies_[:, :bands],
             rest_=rest,
             resemblance_=self.resemblance_
             and self.resemblance_.truncated(bands, rest=rest is not None),
-            class_reach_=None if self.class_reach_ is None else self.class_reach_[:n_components],
             # It was measured with all components.
             agreement_=self.agreement_ if n_components == self.n_components_ else None,
         )
@@ -351,9 +317,9 @@ class FittedFilter:
         beyond = (self.energies_.double() @ sums).float()
         return beyond if self.rest_ is None else self.rest_ + beyond
 
-    def reach_of(self, classes: ClassMeans) -> Tensor | None:
+    def reach_of(self, classes: ClassSums) -> Tensor | None:
         """Return what `class_reach_` is by the class means of the samples."""
-        found = classes.found()
+        found = classes.means()
         if found is None:
             return None
         means, shares = found
@@ -403,14 +369,11 @@ class FittedFilter:
         )
 
     def visible_shift(self, samples: int) -> float:
-        """Return the smallest shift that so many samples of a stream show for sure.
+        """Return the smallest shift that a stream of this number of samples shows for sure.
 
-        That is the factor by which the variance of the components of a band must have changed, for
-        the middle one of all bands. With few samples of the source, or with samples that resemble
-        each other, it is larger.
-
-        Args:
-            samples: How many samples the stream has shown.
+        It is the factor by which the variance of the components of a band must have changed, for
+        the middle one of all bands. It is larger with few samples of the source, or with samples
+        that resemble each other.
 
         Raises:
             OptionError: The filter was saved by an older ttapca, and has no energies.
@@ -465,65 +428,4 @@ def load(path: str | os.PathLike[str]) -> FittedFilter:
         SavedFilterError: The folder is missing, foreign, truncated or altered, or its parts do not
             make a filter: shapes, finiteness, ranges and order are checked.
     """
-    return filter_of(*read_filter(Path(path)))
-
-
-def filter_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FittedFilter:
-    """Make a filter of what `filter_config` and `filter_tensors` returned."""
-    shape, source = tuple(config["shape"]), config["source"]
-    at_input = "input_mean" in tensors
-    return FittedFilter(
-        layer=config["layer"],
-        basis=kind_of(config, tensors).from_tensors(tensors, shape, at_input=at_input),
-        shape=shape,
-        output_shape=tuple(config["output_shape"]),
-        mean_=tensors.get("output_mean"),
-        center_=tensors["input_mean" if at_input else "output_mean"],
-        singular_values_=tensors["singular_values"],
-        n_samples_=source["n_samples"],
-        total_variance_=source["total_variance"],
-        route=config["route"],
-        error_bound_=tensors.get("error_bound"),
-        variances_=tensors.get("variances"),
-        energies_=tensors.get("energies"),
-        rest_=tensors.get("rest"),
-        class_reach_=tensors.get("class_reach"),
-        outliers_=tensors.get("outliers"),
-        textures_=tensors.get("textures"),
-        resemblance_=_resemblance(tensors),
-        agreement_=source.get("agreement"),
-        mirror_agreement_=source.get("mirror_agreement"),
-        group_norm_=_by_path(tensors, GROUP_NORM),
-        layer_norm_=_by_path(tensors, LAYER_NORM),
-        classes_=_classes(tensors),
-        inputs_=InputRange.of_tensor(tensors["inputs"]) if "inputs" in tensors else None,
-        fingerprint_=_by_path(tensors, FINGERPRINT),
-        versions=config["versions"],
-    )
-
-
-def _resemblance(tensors: Mapping[str, Tensor]) -> Resemblance | None:
-    if "resemblance" not in tensors:
-        return None
-    return Resemblance.of_tensors(tensors["resemblance"], tensors.get("resemblance_covariances"))
-
-
-def _classes(tensors: Mapping[str, Tensor]) -> SourceClasses | None:
-    if CLASS_LIKENESS not in tensors:
-        return None
-    layers = _by_path(tensors, CLASS_MOMENTS)
-    alike = zip(sorted(layers), tensors[CLASS_LIKENESS].tolist(), strict=True)
-    pairs = None
-    if PAIR_NUMBERS in tensors:
-        pairs = PairStatistic.of_numbers(_by_path(tensors, PAIRS), tensors[PAIR_NUMBERS])
-    shares, loadings = tensors[CLASS_SHARES], tensors[CLASS_LOADINGS]
-    return SourceClasses(shares, loadings, layers, dict(alike), pairs)
-
-
-def _by_path(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin so, by the path of a layer that follows."""
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+    return FittedFilter(**filter_arguments(*read_filter(Path(path))))

@@ -12,9 +12,8 @@ found if images are unlike the source before, and have its range, mean and devia
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,11 +28,7 @@ MOST_CHANNELS = 64
 class InputRange:
     """Range, mean and standard deviation of the inputs of a network, shape (channels,) each.
 
-    Attributes:
-        low: The lowest value.
-        high: The highest one.
-        mean: Over samples and places.
-        deviation: Likewise.
+    The mean and the deviation are over samples and places.
 
     Example:
         >>> images = torch.linspace(0, 1, 2 * 3 * 8 * 8).view(8, 8, 3, 2).permute(3, 2, 0, 1)
@@ -61,13 +56,13 @@ class InputRange:
 
     @property
     def tensor(self) -> Tensor:
-        """All of it, a row each, shape (4, channels); `of_tensor` is the way back."""
+        """All of it, a row each, shape (4, channels); `InputRange(*tensor)` is the way back."""
         return torch.stack([self.low, self.high, self.mean, self.deviation])
 
-    @classmethod
-    def of_tensor(cls, tensor: Tensor) -> InputRange:
-        """Return what was written as `tensor`."""
-        return cls(*tensor)
+    def scaled(self, factor: Tensor | float, offset: Tensor | float) -> InputRange:
+        """Return that of samples which are multiplied and then moved."""
+        low, high, mean = (each * factor + offset for each in (self.low, self.high, self.mean))
+        return InputRange(low, high, mean, self.deviation * factor)
 
     def in_words(self) -> str:
         """Say which numbers these are.
@@ -100,14 +95,11 @@ class InputRange:
 
 @dataclass(eq=False)
 class InputSums:
-    """Sums of which an `InputRange` is made; those of parts of the data add up.
+    """Sums of which an `InputRange` is made; those of parts of the data add up."""
 
-    Attributes:
-        sums: How many values, their sum and that of their squares, shape (3, channels).
-        ends: The lowest and the highest value, shape (2, channels).
-    """
-
+    # How many values, their sum and that of their squares, shape (3, channels).
     sums: Tensor = field(default_factory=lambda: torch.zeros(3, 0, dtype=torch.float64))
+    # The lowest and the highest value, shape (2, channels).
     ends: Tensor = field(default_factory=lambda: torch.zeros(2, 0, dtype=torch.float64))
 
     @torch.no_grad()
@@ -137,12 +129,8 @@ class InputSums:
         if one.sums.shape != two.sums.shape:  # other channels: only all together compare
             one, two = one._together(), two._together()
         self.sums = one.sums + two.sums
-        self.ends = torch.stack(
-            [
-                torch.minimum(one.ends[0], two.ends[0]),
-                torch.maximum(one.ends[1], two.ends[1]),
-            ]
-        )
+        low, high = torch.minimum(one.ends, two.ends)[0], torch.maximum(one.ends, two.ends)[1]
+        self.ends = torch.stack([low, high])
 
     def _together(self) -> InputSums:
         low, high = self.ends[0].amin(), self.ends[1].amax()
@@ -156,16 +144,7 @@ class InputSums:
         mean = total / count
         deviation = (squares / count - mean.square()).clamp(min=0).sqrt()
         found = torch.stack([*self.ends, mean.clamp(*self.ends), deviation])
-        return InputRange.of_tensor(found.float())
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return what `from_tensors` makes the same sums of."""
-        return {"sums": self.sums, "ends": self.ends}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> InputSums:
-        """Make sums of what `tensors` returned."""
-        return cls(tensors["sums"], tensors["ends"])
+        return InputRange(*found.float())
 
 
 PIXELS = 255  # the highest value of a pixel
@@ -176,48 +155,49 @@ FEWEST = 64
 # In widths of the source's range.
 BELOW_ZERO = 0.02  # what is not lower is not negative: pixels may be interpolated
 NEGATIVE = 0.25  # what reaches farther below zero is normalised
-OUTSIDE = 0.1  # images that leave the range by less are within
-LEAST_SPAN, SURE_SPAN = 0.5, 0.75  # of the range that images take up
 
-# Means in deviations of the source, and ratios of deviations.
-NEAR, ALIKE = 1.5, 2.5
-SURELY_NEAR, SURELY_ALIKE = 0.75, 1.6
-UNLIKE = 0.75  # a mean that is farther away is that of other units, if undoing a mistake mends it
-MOVED = 0.25  # noise does not move the mean
+
+class Tolerance(NamedTuple):
+    """By how much images may differ from those of the source.
+
+    The mean in deviations of the source, the ratio of deviations, and by how many widths of the
+    source's range images may leave it; and the least share of that range that they take up.
+    """
+
+    mean: float
+    deviation: float
+    outside: float
+    span: float
+
+
+SAME = Tolerance(0.75, 2.5, 0.5, 0.0)  # beyond are other units, if undoing a mistake mends it
+UNDONE = Tolerance(1.5, 2.5, 0.1, 0.5)
+# For mistakes that noise, or a dark camera, looks a little like.
+SURELY_UNDONE = Tolerance(0.75, 1.6, 0.1, 0.75)
+MOVED = 0.25  # noise does not move the mean by this many deviations
 CENTRED = 0.75  # means of images that were normalised, in their own deviations
 LEAST_FACTOR = 8.0
 DARK, LIGHT = 0.1, 0.7  # of the highest value of a pixel
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """Something that may have been done to images, or not.
+class Mistake(NamedTuple):
+    """Something that may have been done to images: in words, and how to undo it by channel.
 
-    Attributes:
-        words: What to ask the user.
-        factor: Undoes it: what values are multiplied by, for each channel.
-        offset: What is added then.
-        possible: Whether it can have happened to such images at all.
-        sure: Whether it is only believed if mean and deviation are much like those of the source:
-            noise, and a dark camera, look a little like it.
-        images: Of so many, or more.
+    `possible` is whether it can have happened to such images, and `images` how many must be seen.
     """
 
     words: str
     factor: Tensor
     offset: Tensor
     possible: bool
-    sure: bool = False
+    tolerance: Tolerance = UNDONE
     images: int = FEWEST
 
 
 def mistake_in(seen: InputRange, source: InputRange, images: int) -> str | None:
-    """Return which mistake makes images what they are, in words; None if none does.
+    """Return in words which mistake explains the images that were seen; None if none does.
 
-    Args:
-        seen: Of images of a stream.
-        source: Of the images of the fit.
-        images: How many were seen.
+    `seen` is the range of `images` of a stream, and `source` that of the images of the fit.
 
     Example:
         >>> pixels = torch.linspace(0, 1, 64).view(1, 1, 8, 8)
@@ -229,15 +209,13 @@ def mistake_in(seen: InputRange, source: InputRange, images: int) -> str | None:
     """
     if len(seen.low) != len(source.low) or not bool((source.deviation > 0).all()):
         return None
-    if _fits(seen, source, 1.0, 0.0, UNLIKE, ALIKE, 5 * OUTSIDE, 0.0):
+    if _fits(seen, source, SAME):
         return None
     for each in _mistakes(seen, source):
-        if each.possible and images >= each.images:
-            limits = (NEAR, ALIKE, OUTSIDE, LEAST_SPAN)
-            if each.sure:
-                limits = (SURELY_NEAR, SURELY_ALIKE, OUTSIDE, SURE_SPAN)
-            if _fits(seen, source, each.factor, each.offset, *limits):
-                return each.words
+        undone = seen.scaled(each.factor, each.offset)
+        possible = each.possible and images >= each.images
+        if possible and _fits(undone, source, each.tolerance):
+            return each.words
     return None
 
 
@@ -277,40 +255,27 @@ def _mistakes(seen: InputRange, source: InputRange) -> list[Mistake]:
             ones * PIXELS,
             zeros,
             pixels and seen_pixels,
-            sure=True,
+            SURELY_UNDONE,
         ),
         Mistake(
             "was it normalised, as the images of the fit were not?",
             width / seen_width,
             low - seen.low * width / seen_width,
             pixels and grown and around_zero,
-            sure=True,
+            SURELY_UNDONE,
         ),
         Mistake(
-            "was it normalised twice?",
-            1 / width,
-            -low / width,
-            not pixels and grown,
-            sure=True,
+            "was it normalised twice?", 1 / width, -low / width, not pixels and grown, SURELY_UNDONE
         ),
     ]
 
 
-def _fits(
-    seen: InputRange,
-    source: InputRange,
-    factor: Tensor | float,
-    offset: Tensor | float,
-    near: float,
-    alike: float,
-    outside: float,
-    span: float,
-) -> bool:
-    """Return whether images, multiplied and moved, are like those of the source."""
+def _fits(seen: InputRange, source: InputRange, tolerance: Tolerance) -> bool:
+    """Return whether images are like those of the source."""
     width = source.high - source.low
-    low, high, mean = (each * factor + offset for each in (seen.low, seen.high, seen.mean))
-    leaves = torch.maximum(source.low - low, high - source.high) / width
-    away = ((mean - source.mean) / source.deviation).mean().abs()
-    ratio = (seen.deviation * factor / source.deviation).log().mean().abs().exp()
-    filled = ((high - low) / width).mean()
-    return bool(leaves.max() <= outside and away <= near and ratio <= alike and filled >= span)
+    leaves = torch.maximum(source.low - seen.low, seen.high - source.high) / width
+    away = ((seen.mean - source.mean) / source.deviation).mean().abs()
+    ratio = (seen.deviation / source.deviation).log().mean().abs().exp()
+    span = ((seen.high - seen.low) / width).mean()
+    alike = away <= tolerance.mean and ratio <= tolerance.deviation
+    return bool(leaves.max() <= tolerance.outside and alike and span >= tolerance.span)

@@ -6,14 +6,13 @@ the memory for it. docs/large-images.md has the table, docs/scaling.md derives t
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from ttapca.errors import OptionError, OutOfMemoryError
-from ttapca.fitting.source_statistics import MOST_NUMBERS as MOST_CLASS_MEANS
+from ttapca.fitting.source_statistics import MOST_NUMBERS as MOST_CLASS_SUMS
 from ttapca.spectral import pca
 from ttapca.spectral.basis_choice import LARGEST_DENSE, MATRIX_LIMIT, SMALL, cosines_serve
 from ttapca.spectral.cosine import CHUNK_NUMBERS as COSINE_CHUNK
@@ -56,13 +55,13 @@ class FitPlan:
 
     Attributes:
         route: `folded`, `exact`, `gram`, `randomised` or `dct`.
-        samples: How many samples there are; None where the data do not tell.
+        samples: How many samples there are; None if the data do not tell.
         memory_bytes: Memory of the whole process at its peak, at most.
-        worker_bytes: The same for each of the processes that read the data for it; 0 without.
         filter_bytes: Size of the filter on disk, about, as float32.
-        reason: Why not another route, in a few words; empty where there is nothing to say.
-        spread: How the reading is spread over processes; None where this one reads.
+        reason: Why not another route, in a few words; empty if there is nothing to say.
+        parallelism: How the reading is divided over processes; None if this one reads.
         tasks: In how many tasks parts are given out to these processes.
+        worker_bytes: Memory of each of these processes at its peak, at most; 0 without.
         cosines_serve: Whether the filter acts on images for which cosines are the default.
 
     Example:
@@ -76,7 +75,7 @@ class FitPlan:
     memory_bytes: int
     filter_bytes: int
     reason: str = ""
-    spread: Spread | None = None
+    parallelism: Parallelism | None = None
     tasks: int = 1
     worker_bytes: int = 0
     cosines_serve: bool = False
@@ -86,8 +85,8 @@ class FitPlan:
         count = "samples" if self.samples is None else f"{self.samples:,} samples"
         why = f" ({self.reason})" if self.reason else ""
         memory = f"up to {self.memory_bytes / 1e9:.1f} GB of memory"
-        if self.spread is not None:
-            count += f" {self.spread.words}"
+        if self.parallelism is not None:
+            count += f" {self.parallelism.words}"
             memory += f" here and {self.worker_bytes / 1e9:.1f} GB in each process that reads"
         return (
             f"{NAMES[self.route]}, {count}: {memory}, "
@@ -102,17 +101,12 @@ def plan_of(
     network_bytes: int = 0,
     norm_bytes: int = 0,
     memory: int | None = None,
-    spread: Spread | None = None,
+    parallelism: Parallelism | None = None,
 ) -> FitPlan:
     """Choose a route, unless one is named, and say what it costs.
 
-    Args:
-        problem: What is known beforehand.
-        route: The route, or `pca` for any but `dct`, for whoever wants to say it.
-        network_bytes: Memory that running the network takes.
-        norm_bytes: Size of what is stored about normalisation layers.
-        memory: Bytes at hand; by default what the system says.
-        spread: How the reading is spread over processes; None where this one reads.
+    The memory at hand is by default what the system says; `network_bytes` of it run the network.
+    `norm_bytes` are stored about normalisation layers. Without `parallelism`, this process reads.
 
     Raises:
         OutOfMemoryError: What was asked for needs more memory than is at hand, or every way does.
@@ -120,46 +114,43 @@ def plan_of(
     """
     at_hand = available_memory() if memory is None else memory
     most = None if at_hand is None else int(at_hand * (1 - SPARE))
-
-    def needs(name: RouteName) -> int:
-        return _own_bytes(name, problem, network_bytes, spread)
-
-    def needs_here(name: RouteName) -> int:
-        others = 0
-        if spread is not None and spread.here:
-            others = spread.workers * spread.worker_bytes(route_cost(name, problem), network_bytes)
-        return needs(name) + others
-
     candidates: list[tuple[RouteName, str]]
     match route:
         case "auto" | "pca":
             candidates = list(_candidates(problem, principal=route == "pca"))
         case _:
             candidates = [(route, "")]
-    if spread is not None:
+    if parallelism is not None:
         candidates = _summed(candidates, problem)
+    costs = {name: route_cost(name, problem) for name, _ in candidates}
+    own = {name: int(cost.memory) + network_bytes for name, cost in costs.items()}
+    here = own
+    if parallelism is not None:
+        held = {name: int(parallelism.held(cost)) for name, cost in costs.items()}
+        own = {name: max(own[name], held[name] + network_bytes) for name in own}
+        worker = {name: parallelism.worker_bytes(costs[name], network_bytes) for name in own}
+        workers = parallelism.workers if parallelism.here else 0
+        here = {name: own[name] + workers * worker[name] for name in own}
     for name, reason in candidates:
-        if most is None or needs_here(name) <= most:
-            plan = _plan(name, reason, problem, needs(name), spread)
-            if spread is not None:
-                worker = spread.worker_bytes(route_cost(name, problem), network_bytes)
-                tasks = spread.tasks(route_cost(name, problem))
-                plan = dataclasses.replace(plan, tasks=tasks, worker_bytes=worker)
-            return dataclasses.replace(plan, filter_bytes=plan.filter_bytes + norm_bytes)
-    name = min((each for each, _ in candidates), key=needs)
-    fewer = " Let fewer processes read." if needs_here(name) > needs(name) else ""
+        if most is None or here[name] <= most:
+            return FitPlan(
+                name,
+                problem.samples,
+                resident_memory() + own[name],
+                int(costs[name].stored) + norm_bytes,
+                reason,
+                parallelism,
+                1 if parallelism is None else parallelism.tasks(costs[name]),
+                0 if parallelism is None else worker[name],
+                cosines_serve(problem.filtered_shape, problem.data_shape),
+            )
+    name = min(own, key=own.__getitem__)
+    fewer = " Let fewer processes read." if here[name] > own[name] else ""
     raise OutOfMemoryError(
         f"A fit must not take more memory than there is: the {name} route takes up to "
-        f"{needs_here(name) / 1e9:,.1f} GB here, and {(most or 0) / 1e9:,.1f} GB are at hand."
+        f"{here[name] / 1e9:,.1f} GB here, and {(most or 0) / 1e9:,.1f} GB are at hand."
         f"{fewer} {_way_out(problem, route)}"
     )
-
-
-def _own_bytes(name: RouteName, problem: Problem, network: int, spread: Spread | None) -> int:
-    """Return the bytes that a route takes in this process."""
-    cost = route_cost(name, problem)
-    most = cost.memory if spread is None else max(cost.memory, spread.held(cost))
-    return int(most) + network
 
 
 def _summed(
@@ -187,7 +178,7 @@ def _way_out(problem: Problem, route: RouteChoice) -> str:
         "Ask for fewer components, read smaller batches, or fit at a layer with fewer inputs or "
         "outputs."
     )
-    if not _is_image(problem):
+    if not has_cosines(problem.filtered_shape):
         return (
             f"{less} Images take cosines, which need little memory: fit at the layer that takes "
             "them; if there is none, pass them through an `nn.Identity` first, and fit at that."
@@ -197,30 +188,22 @@ def _way_out(problem: Problem, route: RouteChoice) -> str:
     return less
 
 
-def _is_image(problem: Problem) -> bool:
-    return has_cosines(problem.filtered_shape)
-
-
-def _cosines_serve(problem: Problem) -> bool:
-    return cosines_serve(problem.filtered_shape, problem.data_shape)
-
-
 def _candidates(problem: Problem, *, principal: bool) -> Iterator[tuple[RouteName, str]]:
     """Yield routes that serve, the best first, and why each is taken.
 
-    Args:
-        problem: What is known beforehand.
-        principal: Whether only principal components will do.
+    If `principal`, only principal components will do.
     """
     size = problem.filtered
-    few = problem.samples is not None and _can_be_held(problem)
+    # Whether all samples fit into memory at once, as float32. The limits of `pca` may change.
+    samples = problem.samples or 0
+    few = 0 < samples <= pca.MOST_SAMPLES and FLOAT32 * samples * size <= pca.MOST_BYTES
     within = size <= MATRIX_LIMIT
-    image = _is_image(problem) and not principal
+    image = has_cosines(problem.filtered_shape) and not principal
     better = _better_as_cosines(problem) if image else ""
     if better:
         yield "dct", better
     if within:
-        if few and size > FEW_FROM and (problem.samples or 0) < size:
+        if few and size > FEW_FROM and samples < size:
             yield "gram", ""
         yield ("folded" if problem.folds else "exact"), ""
     if image and not within:
@@ -240,39 +223,14 @@ def _candidates(problem: Problem, *, principal: bool) -> Iterator[tuple[RouteNam
 
 
 def _better_as_cosines(problem: Problem) -> str:
-    """Say why cosines are better, or as good and cheaper, where both are possible; else nothing."""
+    """Say why cosines are better, or as good and cheaper, if both are possible; else nothing."""
     size, asked, samples = problem.filtered, problem.components, problem.samples
     needed = SAMPLES_A_COMPONENT * (min(size, asked) if isinstance(asked, int) else size)
     if size > SMALL and samples is not None and samples < needed:
         return f"{samples:,} images are too few for components of their own"
-    if asked is None and _cosines_serve(problem):
+    if asked is None and cosines_serve(problem.filtered_shape, problem.data_shape):
         return "for images as good as principal components, and cheaper"
     return ""
-
-
-def _can_be_held(problem: Problem) -> bool:
-    """Return whether all samples fit into memory at once, as float32, for the `gram` route."""
-    samples = problem.samples or 0
-    # `pca` is asked when it is needed: its limits may change.
-    return samples <= pca.MOST_SAMPLES and FLOAT32 * samples * problem.filtered <= pca.MOST_BYTES
-
-
-def _plan(
-    route: RouteName,
-    reason: str,
-    problem: Problem,
-    needs: int,
-    spread: Spread | None,
-) -> FitPlan:
-    return FitPlan(
-        route=route,
-        samples=problem.samples,
-        memory_bytes=resident_memory() + needs,
-        filter_bytes=int(route_cost(route, problem).stored),
-        reason=reason,
-        spread=spread,
-        cosines_serve=_cosines_serve(problem),
-    )
 
 
 FLOAT32, FLOAT64 = 4, 8
@@ -287,31 +245,20 @@ MEASURING = 1e8
 
 @dataclass(frozen=True)
 class Problem:
-    """What a fit knows before it begins.
+    """What a fit knows before it begins; shapes are those of one sample."""
 
-    Attributes:
-        input_shape: Shape of a sample of the layer's input; None if that is not a single tensor.
-        output_shape: Shape of a sample of its output.
-        folds: Whether a filter acts on the layer's input; see `acts_on_input`.
-        components: How many to keep: a number, a share of the variance, or None for all.
-        samples: How many there are; None where the data do not tell.
-        batch: Samples in the first batch.
-        classes: How many classes the network predicts; 0 if none.
-        data_shape: Shape of a sample of what the model is given, where that is known.
-    """
-
-    input_shape: tuple[int, ...] | None
+    input_shape: tuple[int, ...] | None  # of the layer; None if that is not a single tensor
     output_shape: tuple[int, ...]
-    folds: bool
-    components: int | float | None = None
-    samples: int | None = None
-    batch: int = 1
-    classes: int = 0
-    data_shape: tuple[int, ...] | None = None
+    folds: bool  # whether a filter acts on the layer's input; see `acts_on_input`
+    components: int | float | None = None  # to keep: a number, a share of the variance, or all
+    samples: int | None = None  # None if the data do not tell
+    batch: int = 1  # samples in the first batch
+    classes: int = 0  # that the network predicts
+    data_shape: tuple[int, ...] | None = None  # of what the model is given, if that is known
 
     @property
     def outputs(self) -> int:
-        """Numbers in a sample of the output, p."""
+        """Numbers in a sample of the output."""
         return math.prod(self.output_shape)
 
     @property
@@ -340,130 +287,78 @@ class Problem:
 
 @dataclass(frozen=True)
 class RouteCost:
-    """Bytes that a route takes.
+    """Bytes that a route takes."""
 
-    Attributes:
-        memory: Bytes that the route needs beyond what the process has, at most.
-        stored: Bytes of the filter on disk, as float32.
-        summed: Bytes of the sums over the samples, which processes that read parts send; 0 where
-            the route needs the samples themselves.
-        beside: Bytes that a pass takes beside these sums.
-    """
-
-    memory: float
-    stored: float
-    summed: float = 0.0
-    beside: float = 0.0
+    memory: float  # beyond what the process has, at most
+    stored: float  # of the filter on disk, as float32
+    summed: float = 0.0  # of sums over the samples; 0 if it needs the samples themselves
+    beside: float = 0.0  # of a pass beside these sums
 
 
-def route_cost(route: str, problem: Problem) -> RouteCost:
-    """Return what a route costs; where the number of samples is unknown, with those of one pass."""
+def route_cost(route: RouteName, problem: Problem) -> RouteCost:
+    """Return what a route costs; with the samples of one pass if their number is unknown."""
+    memory, stored, summed = _cost_of_basis(route, problem)
     common = MEASURING + FLOAT64 * 3 * problem.outputs  # means
     # The kept samples, the batch that is read and its copy in float64.
     common += problem.sampled * problem.filtered * FLOAT32
     common += min(problem.batch, 4096) * problem.filtered * (FLOAT32 + 2 * FLOAT64)
-    knows_classes = 0 < problem.classes * problem.filtered <= MOST_CLASS_MEANS
-    if knows_classes:
-        common += 4 * problem.classes * problem.filtered * FLOAT64
-    found = _COSTS[route](problem)
     beside = FLOAT64 * (problem.outputs + problem.filtered * problem.folds)  # means
     if route == "dct" and problem.folds:
         beside = PACKED * problem.filtered
-    if knows_classes:  # their reach, for each component
+    if 0 < problem.classes * problem.filtered <= MOST_CLASS_SUMS:
+        by_class = FLOAT64 * problem.classes * problem.filtered
+        common += 4 * by_class
+        summed += by_class if summed else 0.0
+        # Their reach, for each component.
         beside += PACKED * problem.filtered if route == "dct" else FLOAT32 * problem.kept()
     beside += FLOAT32 * problem.sampled * CALIBRATED
-    by_class = FLOAT64 * problem.classes * problem.filtered if knows_classes else 0
-    return dataclasses.replace(
-        found,
-        memory=found.memory + common,
-        stored=found.stored + beside,
-        summed=found.summed + by_class if found.summed else 0.0,
-        beside=common,
-    )
+    return RouteCost(memory + common, stored + beside, summed, common)
 
 
-def _folded(problem: Problem) -> RouteCost:
-    size, kept = problem.filtered, problem.kept()
-    there_and_back = AFFINE_CHUNK * FLOAT64 * 3
-    return RouteCost(
-        memory=FLOAT64 * (6 * size**2 + 2 * size * kept) + there_and_back,
-        stored=2 * FLOAT32 * size * kept,
-        summed=FLOAT64 * size**2,
-    )
+def _cost_of_basis(route: RouteName, problem: Problem) -> tuple[float, float, float]:
+    """Return the bytes to find a basis, to store it, and of the sums that it is found by."""
+    inputs, outputs, kept = problem.filtered, problem.outputs, problem.kept()
+    match route:
+        case "folded":
+            memory = FLOAT64 * (6 * inputs**2 + 2 * inputs * kept + 3 * AFFINE_CHUNK)
+            return memory, 2 * FLOAT32 * inputs * kept, FLOAT64 * inputs**2
+        case "exact":
+            memory = FLOAT64 * (6 * outputs**2 + 2 * outputs * kept)
+            return memory, FLOAT32 * outputs * kept, FLOAT64 * outputs**2
+        case "gram":
+            # If their number is unknown, the route gives up beyond these.
+            samples = problem.samples or min(MOST_SAMPLES, MOST_BYTES // (FLOAT32 * inputs))
+            matrices, copies = (2, 3) if problem.folds else (1, 1)
+            memory = FLOAT32 * copies * samples * inputs
+            memory += FLOAT64 * (5 * samples**2 + (5 + matrices) * inputs * kept)
+            memory += FLOAT64 * (samples * inputs + 3 * AFFINE_CHUNK) * problem.folds
+            return memory, matrices * FLOAT32 * inputs * kept, 0.0
+        case "randomised":
+            columns = min(outputs, kept + OVERSAMPLING)
+            memory = FLOAT64 * (MAX_PASSES + 4) * outputs * columns
+            return memory, FLOAT32 * outputs * kept, 0.0
+        case "dct":
+            channels = problem.filtered_shape[0]
+            memory = FLOAT64 * (4 * channels * inputs + 6 * COSINE_CHUNK)
+            memory += FLOAT32 * 8 * TOGETHER * inputs
+            return memory, PACKED * inputs, FLOAT64 * (channels + 1) * inputs
 
 
-def _exact(problem: Problem) -> RouteCost:
-    size, kept = problem.outputs, min(problem.kept(), problem.outputs)
-    return RouteCost(
-        memory=FLOAT64 * (6 * size**2 + 2 * size * kept),
-        stored=FLOAT32 * size * kept,
-        summed=FLOAT64 * size**2,
-    )
-
-
-def _gram(problem: Problem) -> RouteCost:
-    size, kept = problem.filtered, problem.kept()
-    # Where nobody knows how many there are, the route gives up beyond these.
-    samples = problem.samples or min(MOST_SAMPLES, MOST_BYTES // (FLOAT32 * size))
-    matrices = 2 if problem.folds else 1
-    return RouteCost(
-        memory=FLOAT32 * (3 if problem.folds else 1) * samples * size
-        + FLOAT64 * (5 * samples**2 + (5 + matrices) * size * kept)
-        + FLOAT64 * (samples * size + 3 * AFFINE_CHUNK) * problem.folds,
-        stored=matrices * FLOAT32 * size * kept,
-    )
-
-
-def _randomised(problem: Problem) -> RouteCost:
-    size, kept = problem.outputs, problem.kept()
-    columns = min(size, kept + OVERSAMPLING)
-    return RouteCost(
-        memory=FLOAT64 * (MAX_PASSES + 4) * size * columns,
-        stored=FLOAT32 * size * kept,
-    )
-
-
-def _dct(problem: Problem) -> RouteCost:
-    size, channels = problem.filtered, problem.filtered_shape[0]
-    return RouteCost(
-        memory=FLOAT64 * (4 * channels * size + 6 * COSINE_CHUNK) + FLOAT32 * 8 * TOGETHER * size,
-        stored=float(PACKED * size),
-        summed=FLOAT64 * (channels + 1) * size,
-    )
-
-
-_COSTS = {
-    "folded": _folded,
-    "exact": _exact,
-    "gram": _gram,
-    "randomised": _randomised,
-    "dct": _dct,
-}
-
-
-# A worker gets its parts in so many tasks, so that a quick one can do more of them; in one task
-# where each result is larger than this, since all of them travel.
+# A worker gets its parts in a few tasks, so that a quick one can do more of them; in one task if
+# each result is larger than this, since all of them travel.
 TASKS_A_WORKER = 4
 LARGE_RESULT = 2**26  # bytes
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How the reading of data is spread over processes.
-
-    Attributes:
-        parts: In how many parts the data are.
-        workers: How many processes read at the same time.
-        here: Whether they are on this machine, and share its memory.
-        words: Who they are, for people.
-        by_parts: Whether parts are given out, in tasks; else each process has data of its own.
-    """
+class Parallelism:
+    """How the reading of data is divided over processes."""
 
     parts: int
-    workers: int
-    here: bool
-    words: str
-    by_parts: bool = True
+    workers: int  # processes that read at the same time
+    here: bool  # whether they are on this machine, and share its memory
+    words: str  # who they are, for people
+    by_parts: bool = True  # parts are given out, in tasks; else each process has data of its own
 
     def tasks(self, cost: RouteCost) -> int:
         """Return in how many tasks the parts are read."""

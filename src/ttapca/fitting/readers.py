@@ -1,4 +1,4 @@
-"""Who reads the data of a fit, and how the statistics of several processes come together.
+"""The readers of a fit's data: this process, the workers of an engine, or all ranks of a job.
 
 One process reads a loader as a whole. Data in parts (`PartedData`, such as
 `ttapca.datasets.Shards`) can be read by the workers of an engine. In a job of several ranks
@@ -9,106 +9,166 @@ so that a thousand ranks take ten rounds, and rank 0 finds the filter.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, TypeVar
+from threading import Lock
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ttapca.engines import Engine, Finished, Lost, engine_of
-from ttapca.engines.artifacts import write_artifact
+from ttapca.engines.artifacts import Artifact, write_artifact
 from ttapca.engines.processes import JoblibEngine
-from ttapca.errors import EngineError, OptionError, ShapeError
-from ttapca.fitting.activations import ALL, SourceActivations
-from ttapca.fitting.fitted_filter import FittedFilter, filter_of
-from ttapca.fitting.parts import (
-    PartedData,
-    PartReader,
-    PlacedPart,
-    SentReader,
-    placed,
-    see_parts,
-)
-from ttapca.fitting.plan import FitPlan, RouteChoice, Spread
-from ttapca.fitting.source_statistics import Reading, SourceStatistics, merged
-from ttapca.fitting.store import filter_config, filter_tensors
+from ttapca.errors import DataFormatError, EngineError, OptionError, ShapeError
+from ttapca.fitting.activations import Prepare, SourceActivations
+from ttapca.fitting.channel_statistics import FindLogits
+from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.fitting.plan import FitPlan, Parallelism, RouteChoice
+from ttapca.fitting.source_statistics import PassConfig, SourceStatistics, merged
 from ttapca.spectral.position_sample import Positions
-from ttapca.support.process_group import ProcessGroup, several_ranks
+from ttapca.support.modules import evaluation_mode
 
 Found = TypeVar("Found")
+Find = Callable[[SourceStatistics], FittedFilter]
 NAMED = 5  # parts in a message
-LOOKED_AT = 100  # parts, evenly spread, that a worker on another machine must see
+CHECKED_PARTS = 100  # evenly spaced ones, that a worker on another machine must find
 
-MakePlan = Callable[[RouteChoice], FitPlan]
+# The layer of a network has one hook at a time; a worker of dask may have many threads.
+_one_at_a_time = Lock()
 
 
-class DataReader(Protocol):
-    """Who reads the data, and how what they collect comes together."""
+@runtime_checkable
+class PartedData(Protocol):
+    """Data in parts that can be read independently; as a loader, all of them in order."""
 
     @property
-    def spread(self) -> Spread | None:
-        """How the reading is spread over processes; None where this one reads."""
+    def parts(self) -> Sequence[Any]:
+        """The parts, in order: each has a length, in samples, and yields batches as a loader does.
 
-    def each(self, step: Callable[[], Found]) -> Found:
-        """Take a step in every process that fits; where one fails, all do."""
+        They are pickled if an engine reads them in other processes. `str(part)` names a part in
+        messages. If it has a method `check`, that raises in a process which does not see its data.
+        """
 
-    def settle(self, source: SourceActivations) -> None:
-        """Tell the source what is known about all of the data, once it was probed."""
+    @property
+    def batch_size(self) -> int:
+        """How many samples batches have, except for the last one of a part."""
 
-    def plan(self, make: MakePlan, asked: RouteChoice) -> FitPlan:
-        """Return a plan with the route that all processes take; `make` makes that of this one."""
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of all parts."""
 
-    def read(
-        self, source: SourceActivations, reading: Reading, plan: FitPlan
-    ) -> SourceStatistics | None:
-        """Read all data once; None if another process has the statistics."""
 
-    def shared(self, find: Callable[[], FittedFilter]) -> FittedFilter:
-        """Find the filter in one process, and return it in all of them."""
+PlacedPart = tuple[Any, int]  # a part, and the position of its first sample among all
+
+
+def placed(parts: Sequence[Any], first: int = 0) -> list[PlacedPart]:
+    """Place parts one after the other, the first one's samples at position `first` and on."""
+    return list(zip(parts, itertools.accumulate(map(len, parts), initial=first), strict=False))
+
+
+@dataclass(frozen=True, eq=False)
+class PartReader:
+    """Collects from parts of the data what a fit needs; pickled if an engine reads elsewhere."""
+
+    model: nn.Module
+    layer: str
+    prepare: Prepare | None
+    logits: FindLogits | None
+    config: PassConfig
+
+    @classmethod
+    def of(cls, source: SourceActivations, config: PassConfig) -> PartReader:
+        """Return a reader that reads parts as the source reads its own data."""
+        return cls(source.model, source.path, source.prepare, source.find_logits, config)
+
+    def __call__(self, parts: Iterable[PlacedPart]) -> SourceStatistics:
+        """Read some parts, one after the other.
+
+        Raises:
+            DataFormatError: A part has more or fewer samples than it said.
+            TtapcaError: As `ttapca.fit` does.
+        """
+        into: SourceStatistics | None = None
+        with torch.inference_mode(False), torch.no_grad(), evaluation_mode(self.model):
+            for part, first in parts:
+                source = SourceActivations(
+                    self.model, self.layer, part, None, self.prepare, self.logits
+                )
+                into = into or SourceStatistics(self.config, source.device)
+                found = source.collect(into, Positions(first), str(part))
+                if found != len(part):
+                    raise DataFormatError(
+                        "A part of the data has as many samples as it says, and the layer gives "
+                        f"one row for each: {part} said {len(part):,}, and {found:,} "
+                        "rows came. Leave its file alone while it is read."
+                    )
+        return into or SourceStatistics(self.config)
+
+
+def _read_parts(reader: Artifact[PartReader], parts: Sequence[PlacedPart]) -> SourceStatistics:
+    """Read some parts in a worker of an engine, which opens the network once."""
+    with _one_at_a_time:
+        return reader.open()(parts)
+
+
+def _check_parts(parts: Iterable[PlacedPart]) -> None:
+    """Raise unless this process finds these parts, as far as they can tell."""
+    for part, _ in parts:
+        check = getattr(part, "check", None)
+        if check is not None:
+            check()
+
+
+class DataReader:
+    """Reads the data as a whole, in this process; other readers work with other processes."""
+
+    # How the reading is divided over processes; None if this one reads.
+    parallelism: Parallelism | None = None
+    _parts: Sequence[PlacedPart] = ()
+    _positions = Positions()  # of the samples among all
 
     def close(self) -> None:
         """Give back what was needed to work together."""
 
-
-class LocalReader:
-    """This process fits, and reads the data as a whole."""
-
-    spread: Spread | None = None
-
-    def close(self) -> None:
-        """Do nothing."""
-
     def each(self, step: Callable[[], Found]) -> Found:
-        """Take a step."""
+        """Take a step in every process that fits; if one fails, all do."""
         return step()
 
     def settle(self, source: SourceActivations) -> None:
-        """Leave everything as the source found it."""
+        """Tell the source what is known about all of the data, once it was probed."""
 
-    def plan(self, make: MakePlan, asked: RouteChoice) -> FitPlan:
-        """Return the plan."""
+    def plan(self, make: Callable[[RouteChoice], FitPlan], asked: RouteChoice) -> FitPlan:
+        """Return a plan with the route that all processes take; `make` makes that of this one."""
         return make(asked)
 
     def read(
-        self, source: SourceActivations, reading: Reading, plan: FitPlan
-    ) -> SourceStatistics | None:
-        """Read all data once."""
+        self, source: SourceActivations, config: PassConfig, plan: FitPlan, find: Find
+    ) -> FittedFilter:
+        """Read all data once, find the filter in one process, and return it in all of them."""
+        return find(self._statistics(source, config, plan))
+
+    def _statistics(
+        self, source: SourceActivations, config: PassConfig, plan: FitPlan
+    ) -> SourceStatistics:
+        """Return the statistics of the data, or of their parts, that this process reads."""
         del plan  # there is one task
-        into = SourceStatistics.empty(reading, source.device)
-        source.collect(into, ALL)
+        if self._parts:
+            reader = PartReader.of(source, config)
+            return reader(source.watched(self._parts, "part", len(self._parts)))
+        into = SourceStatistics(config, source.device)
+        source.collect(into, self._positions)
         return into
 
-    def shared(self, find: Callable[[], FittedFilter]) -> FittedFilter:
-        """Find the filter."""
-        return find()
 
-
-class EngineReader(LocalReader):
+class EngineReader(DataReader):
     """This process fits, and the workers of an engine read the parts of the data."""
 
     def __init__(self, data: PartedData, engine: Engine) -> None:
@@ -118,46 +178,45 @@ class EngineReader(LocalReader):
         if engine.remote:
             parts, workers = len(self._parts), engine.workers
             words = f"in {parts:,} parts, read by {workers:,} workers"
-            self.spread = Spread(parts, workers, isinstance(engine, JoblibEngine), words)
+            self.parallelism = Parallelism(parts, workers, isinstance(engine, JoblibEngine), words)
 
     def settle(self, source: SourceActivations) -> None:
         """Say how many samples all parts have, and how many are read at once."""
-        source.samples = sum(len(part.data) for part in self._parts)
+        source.samples = sum(len(part) for part, _ in self._parts)
         source.batch_size = source.block = self._batch_size
 
-    def read(
-        self, source: SourceActivations, reading: Reading, plan: FitPlan
-    ) -> SourceStatistics | None:
-        """Read all parts once, and merge what the workers send while it comes."""
-        reader = PartReader.of(source, reading)
+    def _statistics(
+        self, source: SourceActivations, config: PassConfig, plan: FitPlan
+    ) -> SourceStatistics:
+        """Read all parts once, and merge the results of the workers as they arrive."""
         if not self._engine.remote:
-            return reader(source.watched(self._parts, "part", len(self._parts)))
+            return super()._statistics(source, config, plan)
         tasks = _divided(self._parts, plan.tasks)
-        see = partial(see_parts, self._parts[:: -(-len(self._parts) // LOOKED_AT)])
+        check = partial(_check_parts, self._parts[:: -(-len(self._parts) // CHECKED_PARTS)])
         with TemporaryDirectory(prefix="ttapca-fit-") as folder:
-            work = SentReader(write_artifact(reader, Path(folder), "the network"))
-            run = self._engine.run(tasks, work, needs=[work.reader], ready=see)
-            with closing(run):
+            network = write_artifact(PartReader.of(source, config), Path(folder), "the network")
+            work = partial(_read_parts, network)
+            with closing(self._engine.run(tasks, work, needs=[network], ready=check)) as run:
                 return merged(source.watched(_results(run), "task", len(tasks)))
 
 
 def _divided(parts: Sequence[PlacedPart], tasks: int) -> list[list[PlacedPart]]:
-    """Divide parts into runs of about as many samples, so many at most."""
-    samples = max(1, parts[-1].first + len(parts[-1].data))
+    """Divide parts into at most that many runs of about as many samples."""
+    last, first = parts[-1]
+    samples = max(1, first + len(last))
     runs: list[list[PlacedPart]] = [[] for _ in range(tasks)]
-    for part in parts:
-        middle = part.first + len(part.data) / 2
-        runs[min(tasks - 1, int(tasks * middle / samples))].append(part)
+    for part, first in parts:
+        runs[min(tasks - 1, int(tasks * (first + len(part) / 2) / samples))].append((part, first))
     return [run for run in runs if run]
 
 
 def _results(
     endings: Iterable[Finished[list[PlacedPart], SourceStatistics] | Lost[list[PlacedPart]]],
 ) -> Iterator[SourceStatistics]:
-    """Yield what workers found; raise where a task is lost, since its samples would be missing."""
+    """Yield the results of workers; raise if a task is lost, since its samples would be missing."""
     for ending in endings:
         if isinstance(ending, Lost):
-            names = ", ".join(str(part.data) for part in ending.task[:NAMED])
+            names = ", ".join(str(part) for part, _ in ending.task[:NAMED])
             more = f" and {len(ending.task) - NAMED:,} more" if len(ending.task) > NAMED else ""
             raise EngineError(
                 f"All parts of the data must be read; these were lost: {names}{more}. "
@@ -166,22 +225,39 @@ def _results(
         yield ending.result
 
 
-def reader_of(data: Any, engine: Engine | str | None) -> DataReader:
-    """Return who reads data, given what was said about it.
+def several_ranks() -> bool:
+    """Return whether this process is one of several in an initialised `torch.distributed` job."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def reader_of(
+    data: Any, engine: Engine | str | None, groups: Sequence[Hashable] | None = None
+) -> DataReader:
+    """Return the reader for data, an engine and groups as `ttapca.fit` takes them.
 
     Raises:
-        OptionError: The engine would have no effect, or there is no such engine.
+        OptionError: The engine would have no effect, or there is no such engine, or `groups` are
+            named for the data of several ranks.
     """
-    chosen = engine_of(engine) if engine is None or isinstance(engine, str) else engine
-    if several_ranks():
-        if engine is None:
-            return RankReader(data)
-        if chosen.remote:
+    ranks = several_ranks()
+    if engine is None and ranks:
+        if groups is not None:
             raise OptionError(
-                "A process reads on an engine, or is one of several ranks; this is a rank. Leave "
-                "`engine` out, and give each rank its own data."
+                "`groups` names a group for each sample in order of the data, and the samples of "
+                "several ranks have no such order. Leave `groups` out, or fit in one rank alone "
+                "with `engine=SerialEngine()`."
             )
-    if isinstance(data, PartedData):
+        return RankReader(data)
+    parted = isinstance(data, PartedData)
+    if engine is None and not parted:
+        return DataReader()
+    chosen = engine_of(engine) if engine is None or isinstance(engine, str) else engine
+    if ranks and chosen.remote:
+        raise OptionError(
+            "A process reads on an engine, or is one of several ranks; this is a rank. Leave "
+            "`engine` out, and give each rank its own data."
+        )
+    if parted:
         return EngineReader(data, chosen)
     if chosen.remote:
         raise OptionError(
@@ -189,22 +265,57 @@ def reader_of(data: Any, engine: Engine | str | None) -> DataReader:
             f"{type(data).__name__}, which this process reads as a whole. Leave `engine` out, or "
             "give the data as parts."
         )
-    return LocalReader()
+    return DataReader()
 
 
-class RankReader:
-    """Every rank of the process group fits, together with all others.
+class ProcessGroup:
+    """All ranks of the job, apart from the messages of other groups.
 
-    Args:
-        data: What this rank was given.
+    It uses gloo, whatever the job's own backend is: its messages lie in the memory of the CPU. They
+    are pickled, as all objects that torch sends between ranks.
     """
+
+    def __init__(self) -> None:
+        self.rank, self.count = dist.get_rank(), dist.get_world_size()
+        # One rank may decompose a large matrix while the others wait.
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group(self._group)
+
+    def gather(self, own: Found) -> list[Found]:
+        """Return the objects of all ranks, given that of this one."""
+        found: list[Any] = [None] * self.count
+        dist.all_gather_object(found, own, group=self._group)
+        return found
+
+    def send(self, found: object, *, to: int) -> None:
+        """Send an object to another rank, which must receive it."""
+        dist.send_object_list([found], to, group=self._group)
+
+    def receive(self, sender: int) -> Any:
+        """Return the object that another rank sends to this one."""
+        found = [None]
+        dist.recv_object_list(found, sender, group=self._group)
+        return found[0]
+
+    def broadcast(self, found: Any) -> Any:
+        """Return the object of rank 0, in all ranks."""
+        shared = [found]
+        dist.broadcast_object_list(shared, 0, group=self._group)
+        return shared[0]
+
+
+class RankReader(DataReader):
+    """Every rank of the process group reads data of its own, and fits together with all others."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
         self._group = ProcessGroup()
         count = self._group.count
         words = f"of {count:,} ranks"
-        self.spread: Spread | None = Spread(count, count, here=False, words=words, by_parts=False)
+        self.parallelism = Parallelism(count, count, here=False, words=words, by_parts=False)
         # Unless all know how many samples they have, ranks take turns. With an odd step each of
         # them has as large a share of the positions that a power of two divides.
         self._exact = False
@@ -215,21 +326,17 @@ class RankReader:
         self._group.close()
 
     def each(self, step: Callable[[], Found]) -> Found:
-        """Take a step in every rank; where one fails, all do.
+        """Take a step in every rank; if one fails, all do.
 
         Raises:
             EngineError: The step failed in another rank.
         """
-        failure: Exception | None = None
         try:
             found = step()
         except Exception as error:
-            failure = error
-        said = "" if failure is None else f"{type(failure).__name__}: {failure}"
-        messages = self._group.told(said)
-        if failure is not None:
-            raise failure
-        for rank, message in enumerate(messages):
+            self._group.gather(f"{type(error).__name__}: {error}")
+            raise
+        for rank, message in enumerate(self._group.gather("")):
             if message:
                 raise EngineError(
                     f"All ranks fit together; rank {rank} could not. {message} Correct that, and "
@@ -243,81 +350,69 @@ class RankReader:
         Raises:
             OptionError: The ranks do not fit the same filter.
         """
-        facts = {
+        own = {
             "layer": source.path,
             "weights": _digest(source.model),
             "shape of a sample": list(source.data_shape),
             "classes": source.classes,
         }
-        counts = {"exact": _exact_count(self._data), "samples": source.samples}
         block = self._data.batch_size if isinstance(self._data, PartedData) else source.block
-        told = self._group.told({**facts, **counts, "block": block})
-        for name, fact in facts.items():
-            others = [rank for rank, each in enumerate(told) if each[name] != told[0][name]]
-            if others:
-                raise OptionError(
-                    f"All ranks fit one filter together; rank {others[0]} has other {name} than "
-                    f"rank 0: {told[others[0]][name]} for {told[0][name]} (here {fact})."
-                )
-        exact = [each["exact"] for each in told]
+        everyone = self._group.gather((own, _exact_count(self._data), source.samples, block))
+        facts, exact, samples, blocks = zip(*everyone, strict=True)
+        for name, fact in own.items():
+            for rank, each in enumerate(facts):
+                if each[name] != facts[0][name]:
+                    raise OptionError(
+                        f"All ranks fit one filter together; rank {rank} has other {name} than "
+                        f"rank 0: {each[name]} for {facts[0][name]} (here {fact})."
+                    )
         self._exact = None not in exact
-        samples = exact if self._exact else [each["samples"] for each in told]
         if self._exact:
+            samples = exact
             self._positions = Positions(sum(exact[: self._group.rank]))
+            if isinstance(self._data, PartedData):
+                self._parts = placed(self._data.parts, self._positions.first)
         source.samples = None if None in samples else sum(samples)
-        source.block = max(each["block"] for each in told)
+        source.block = max(blocks)
 
     def plan(self, make: Callable[[RouteChoice], FitPlan], asked: RouteChoice) -> FitPlan:
         """Return the plan of this rank, with the route that rank 0 would take."""
         plan = self.each(lambda: make(asked))
-        route = self._group.told(plan.route)[0]
+        route = self._group.broadcast(plan.route)
         return self.each(lambda: plan if plan.route == route else make(route))
 
     def read(
-        self, source: SourceActivations, reading: Reading, plan: FitPlan
-    ) -> SourceStatistics | None:
-        """Read the data of this rank, and send to or merge those of others; None but in rank 0."""
-        del plan  # there is one task for each rank
-        own = self.each(lambda: self._read_own(source, reading))
+        self, source: SourceActivations, config: PassConfig, plan: FitPlan, find: Find
+    ) -> FittedFilter:
+        """Read the data of this rank, merge those of all, and find the filter in rank 0."""
+        own = self.each(lambda: self._statistics(source, config, plan))
         rank, count, step = self._group.rank, self._group.count, 1
         while step < count:
             if rank % (2 * step):
-                self._group.send(own.tensors(), to=rank - step)
-                return None
+                self._group.send(own, to=rank - step)
+                break
             if rank + step < count:
-                received = self._group.receive(rank + step)
-                own.merge(SourceStatistics.from_tensors(reading, received, source.inputs))
+                own.merge(self._group.receive(rank + step))
             step *= 2
-        return own
+        fitted: FittedFilter = self._group.broadcast(self.each(lambda: None if rank else find(own)))
+        return fitted
 
-    def _read_own(self, source: SourceActivations, reading: Reading) -> SourceStatistics:
-        if self._exact and isinstance(self._data, PartedData):
-            parts = placed(self._data.parts, self._positions.first)
-            reader = PartReader.of(source, reading)
-            return reader(source.watched(parts, "part", len(parts)))
-        into = SourceStatistics.empty(reading, source.device)
-        rows, said = source.collect(into, self._positions), _exact_count(self._data)
-        if self._exact and rows != said:
+    def _statistics(
+        self, source: SourceActivations, config: PassConfig, plan: FitPlan
+    ) -> SourceStatistics:
+        """Return the statistics of the data of this rank."""
+        own = super()._statistics(source, config, plan)
+        said = _exact_count(self._data)
+        if self._exact and own.samples != said:
             raise ShapeError(
-                f"The layer must give one row for each sample; it gave {rows:,} for {said:,}. Give "
-                "the data as a loader, which need not say how many samples it has."
+                f"The layer must give one row for each sample; it gave {own.samples:,} for "
+                f"{said:,}. Give the data as a loader, which need not say how many samples it has."
             )
-        return into
-
-    def shared(self, find: Callable[[], FittedFilter]) -> FittedFilter:
-        """Find the filter in rank 0, and return it in all of them."""
-        root = self._group.rank == 0
-        fitted = self.each(lambda: find() if root else None)
-        if fitted is not None:
-            config = filter_config(fitted, "float64")
-            self._group.broadcast(filter_tensors(fitted, torch.float64), config)
-            return fitted
-        tensors, config = self._group.broadcast()
-        return filter_of(config, tensors)
+        return own
 
 
 def _exact_count(data: Any) -> int | None:
-    """Return how many samples there surely are; None where a loader says so only about."""
+    """Return how many samples there surely are; None for a loader, which says so only about."""
     if isinstance(data, PartedData):
         return sum(map(len, data.parts))
     if isinstance(data, (Tensor, np.ndarray)):

@@ -1,21 +1,13 @@
 """The routes of a fit: five ways from source data to a basis.
 
-Three need sums over the samples only, so that several processes can read the data:
+Three need sums over the samples only, so that several processes can read the data: **folded**, for
+an affine layer whose input is smaller than its output or is the model's images, exact in the space
+of its input; **exact**, for any other layer, by one p x p matrix; **dct**, for images, and for maps
+that are too large for a basis of vectors: cosines with exact variances. Two need the samples
+themselves: **gram**, for few samples, exact by one samples x samples matrix; and **randomised**,
+for many samples of a long layer, by a few passes over the data until an error bound is met.
 
-- **folded**, for an affine layer whose input is smaller than its output or is the model's images
-  (`acts_on_input` of `ttapca.spectral.basis_choice`): exact, in the space of its input;
-- **exact**, for any other layer: one p x p matrix;
-- **dct**, for images, and for maps that are too large for a basis of vectors: cosines with exact
-  variances, not exactly the principal components (see `ttapca.spectral.cosine`).
-
-Two need the samples themselves, so that one process reads all of them:
-
-- **gram**, for few samples: exact, one samples x samples matrix; the only route that keeps all
-  activations in memory;
-- **randomised**, for many samples of a long layer: a few passes over the data, until an error bound
-  is met.
-
-Another route is a function here, its entry in `SUMMED` or `SAMPLED`, and its name and its cost in
+Another route is a function here, its entry in `SUMMED` or `SAMPLED`, and its name and cost in
 `ttapca.fitting.plan`.
 """
 
@@ -26,6 +18,8 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -34,30 +28,42 @@ from ttapca.errors import OptionError
 from ttapca.fitting.activations import Shapes, SourceActivations
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.plan import RouteName
-from ttapca.fitting.source_statistics import MomentsKind, Reading, Side, SourceStatistics
+from ttapca.fitting.source_statistics import MomentsKind, PassConfig, Side, SourceStatistics
 from ttapca.spectral.basis import Basis, Dense
 from ttapca.spectral.basis_choice import takes_images
-from ttapca.spectral.cosine import Cosine, fit_channel_dct
-from ttapca.spectral.cross_validation import Calibration, calibrate, calibrate_fixed, rest_of
-from ttapca.spectral.folded import Folded, InputGram, InputPCA, LinearPart, fold, is_affine
+from ttapca.spectral.cosine import CoefficientMoments, Cosine, fit_channel_dct
+from ttapca.spectral.cross_validation import (
+    AnyPCA,
+    Calibration,
+    calibrate,
+    calibrate_fixed,
+    rest_of,
+)
+from ttapca.spectral.folded import (
+    Folded,
+    FoldedPCA,
+    InputGram,
+    InputPCA,
+    LinearPart,
+    fold,
+    is_affine,
+)
 from ttapca.spectral.image_statistics import measure, textures
-from ttapca.spectral.pca import PCA, Decomposition, SampleGram, hold
+from ttapca.spectral.pca import PCA, Decomposition, Moments, SampleGram, hold
 from ttapca.spectral.position_sample import HELD_OUT
 from ttapca.spectral.randomised import randomised_pca
 from ttapca.spectral.resemblance import Resemblance, measured_resemblance
 
+Groups = Sequence[Hashable] | None
+
 
 @dataclass(eq=False)
 class FitTask:
-    """What a route works with.
+    """The input of a route: the source, the shapes at the layer, and options as for `ttapca.fit`.
 
     Attributes:
-        source: Reads the data.
-        shapes: Of samples at the layer.
-        n_components: As for `ttapca.fit`.
-        generator: As for `ttapca.fit`.
         on_demand: Whether the caller named the route.
-        groups: The group of each sample; None if the caller names none.
+        statistics: What the first pass has collected so far; that pass comes first.
     """
 
     source: SourceActivations
@@ -65,62 +71,59 @@ class FitTask:
     n_components: int | float | None
     generator: torch.Generator | None
     on_demand: bool
-    groups: Sequence[Hashable] | None = None
-    _begun: Iterator[Tensor] | None = None
-    _statistics: SourceStatistics | None = None
+    groups: Groups = None
+    statistics: SourceStatistics = dataclasses.field(init=False)
+    begun: Iterator[Tensor] | None = None  # a pass that another route gave up
 
     def shape(self, *, at_input: bool = False) -> tuple[int, ...]:
-        """Return the shape of a sample at one side of the layer."""
-        if not at_input:
-            return self.shapes.output
-        if self.shapes.input is None:
-            raise OptionError(f"The input of `{self.source.path}` is not a single tensor.")
-        return self.shapes.input
+        """Return the shape of a sample at one side of the layer; the input is a single tensor."""
+        return cast(tuple[int, ...], self.shapes.input) if at_input else self.shapes.output
 
-    @property
-    def statistics(self) -> SourceStatistics:
-        """What the first pass has collected so far."""
-        if self._statistics is None:
-            raise RuntimeError("A pass comes first.")
-        return self._statistics
-
-    @statistics.setter
-    def statistics(self, statistics: SourceStatistics) -> None:
-        self._statistics = statistics
-
-    def reading(self, *, at_input: bool, moments: MomentsKind | None = None) -> Reading:
+    def pass_config(self, *, at_input: bool, moments: MomentsKind | None = None) -> PassConfig:
         """Say how a pass over one side of the layer goes."""
         side: Side = "input" if at_input else "output"
-        return self.source.reading(side, self.shape(at_input=at_input), moments)
+        return self.source.pass_config(side, self.shape(at_input=at_input), moments)
 
     def read(self, *, at_input: bool = False) -> Iterator[Tensor]:
         """Start a pass over the activations, or continue one that another route gave up."""
-        begun, self._begun = self._begun, None
+        begun, self.begun = self.begun, None
         if begun is not None:
             return begun
-        reading = self.reading(at_input=at_input)
-        if self._statistics is not None and self._statistics.reading == reading:
-            return self.source.batches(reading, None)  # a later pass shows nothing new
-        self._statistics = SourceStatistics.empty(reading, self.source.device)
-        return self._first_pass(self._statistics)
+        config = self.pass_config(at_input=at_input)
+        if hasattr(self, "statistics") and self.statistics.config == config:
+            return self.source.batches(config, None)  # a later pass shows nothing new
+        self.statistics = SourceStatistics(config, self.source.device)
+        return self._first_pass(self.statistics)
 
     def _first_pass(self, into: SourceStatistics) -> Iterator[Tensor]:
-        yield from self.source.batches(into.reading, into)
+        yield from self.source.batches(into.config, into)
         into.check_samples()
 
-    def give_back(self, held: list[Tensor], rest: Iterator[Tensor]) -> None:
-        """Leave a pass that was begun to the next route."""
-        self._begun = itertools.chain(held, rest)
-
-    def calibrated(
-        self, calibration: Callable[[Sequence[Hashable] | None], Calibration]
+    def cross_validated(
+        self,
+        pca: AnyPCA,
+        without: Callable[[Tensor, list[int]], AnyPCA],
+        basis_of: Callable[[AnyPCA], Basis],
     ) -> Calibration:
-        """Calibrate with what resembles each other held out together.
+        """Calibrate by bases that others of the kept samples make; see `calibrate`."""
+        sample = self.statistics.sample
+        return self._calibrated(lambda groups: calibrate(sample, pca, without, basis_of, groups))
 
-        Args:
-            calibration: Calibrates, given the group of each kept sample, or None.
-        """
-        self.source.stage("calibrating")
+    def calibrated_as_fixed(
+        self, found: Decomposition, variances: Tensor, basis: Basis, mean: Tensor
+    ) -> Calibration:
+        """Calibrate with one basis, which hardly depends on the kept samples."""
+        sample = self.statistics.sample
+        rest = rest_of(sample.all(), mean, basis) if found.drops_something else None
+        return self._calibrated(
+            lambda groups: calibrate_fixed(
+                sample, mean, variances, basis.project, found.n_samples, rest, groups
+            )
+        )
+
+    def _calibrated(self, calibration: Callable[[Groups], Calibration]) -> Calibration:
+        """Calibrate, given the group of each kept sample: each group is held out together."""
+        self.source.tell("stage", "calibrating")
         positions = self.statistics.sample.positions()
         groups = self._groups_at(positions)
         found = calibration(groups)
@@ -178,14 +181,23 @@ class FitTask:
         calibration: Calibration,
         error_bound: Tensor | None = None,
     ) -> FittedFilter:
-        """Make a filter of what a route found, with the components that calibration resolves."""
+        """Make a filter of what a route found, with the components that calibration resolves.
+
+        If the filter acts on the model's input images, these are measured, too.
+        """
         if calibration.variances is not None and len(calibration.variances) < basis.n_components:
             basis = basis.truncated(len(calibration.variances))
             found = found.truncated(len(calibration.variances))
         shape = self.shape(at_input=basis.at_input)
         center = mean = found.mean.cpu()
+        outliers = measured = None
         if basis.at_input:
             mean = LinearPart(self.source.layer, shape).output_of(center)
+            if takes_images(shape, self.source.data_shape):
+                images = self.statistics.sample.all().view(-1, *shape)
+                outliers = measure(images)
+                # Textures stand beside the energies of the same images.
+                measured = textures(images[calibration.rows.to(images.device)]).float().cpu()
         return FittedFilter(
             layer=self.source.path,
             basis=basis,
@@ -201,172 +213,126 @@ class FitTask:
             variances_=calibration.variances,
             energies_=calibration.energies,
             rest_=calibration.rest,
+            outliers_=outliers,
+            textures_=measured,
             resemblance_=calibration.resemblance,
-        )
-
-    def with_images(self, fitted: FittedFilter, calibration: Calibration) -> FittedFilter:
-        """Measure a sample of the layer's input too, where that is the model's input images."""
-        shape = self.shapes.input
-        if shape is None or not takes_images(shape, self.source.data_shape):
-            return fitted
-        images = self.statistics.sample.all().view(-1, *shape)
-        # Textures stand beside the energies of the same images.
-        measured = textures(images[calibration.rows.to(images.device)])
-        return dataclasses.replace(
-            fitted, outliers_=measure(images), textures_=measured.float().cpu()
         )
 
 
 @dataclass(frozen=True)
 class SummedRoute:
-    """A route of one pass.
+    """A route of one pass: `config` says what it collects, and `find` makes a filter of that."""
 
-    Attributes:
-        reading: Says what the pass collects.
-        find: Makes a filter of what was collected, `task.statistics`.
-    """
-
-    reading: Callable[[FitTask], Reading]
+    config: Callable[[FitTask], PassConfig]
     find: Callable[[FitTask], FittedFilter]
 
 
-def _read_folded(task: FitTask) -> Reading:
+def _folded_config(task: FitTask) -> PassConfig:
     layer = task.source.layer
     if task.shapes.input is None or not is_affine(layer):
         raise OptionError(
             "Folding needs an affine layer (Conv1d, Conv2d, Conv3d or Linear, without hooks); "
             f"`{task.source.path}` is a {type(layer).__name__}. Leave `route` at auto."
         )
-    return task.reading(at_input=True, moments="scatter")
+    return task.pass_config(at_input=True, moments="scatter")
+
+
+def _without(
+    moments: Moments, find: Callable[[Moments], AnyPCA]
+) -> Callable[[Tensor, list[int]], AnyPCA]:
+    """Return what finds a decomposition of the moments without some samples."""
+
+    def without(samples: Tensor, _positions: list[int]) -> AnyPCA:
+        found = find(moments.remove(samples))
+        moments.update(samples)
+        return found
+
+    return without
 
 
 def _folded(task: FitTask) -> FittedFilter:
-    moments = task.statistics.scatter
+    moments = cast(Moments, task.statistics.moments)
     linear = LinearPart(task.source.layer, task.shape(at_input=True))
     pca = fold(moments, linear, task.n_components)
     basis = Folded(*pca.both_ways(linear))
-
-    def without(samples: Tensor, positions: list[int]) -> InputPCA:
-        del positions
-        found = fold(moments.remove(samples), linear, None)
-        moments.update(samples)
-        return found
+    without = _without(moments, partial(fold, linear=linear, n_components=None))
 
     def basis_of(found: InputPCA) -> Basis:  # `both_ways` changes what it is called on
         return Folded(*found.both_ways(linear))
 
-    calibration = task.calibrated(
-        lambda groups: calibrate(task.statistics.sample, pca, without, basis_of, groups)
-    )
-    return task.with_images(task.fitted("folded", basis, pca, calibration), calibration)
+    return task.fitted("folded", basis, pca, task.cross_validated(pca, without, basis_of))
 
 
 def _exact(task: FitTask) -> FittedFilter:
-    moments = task.statistics.scatter
+    moments = cast(Moments, task.statistics.moments)
     pca = PCA.from_moments(moments, task.n_components)
-
-    def without(samples: Tensor, positions: list[int]) -> PCA:
-        del positions
-        found = PCA.from_moments(moments.remove(samples))
-        moments.update(samples)
-        return found
-
-    calibration = task.calibrated(
-        lambda groups: calibrate(task.statistics.sample, pca, without, _dense, groups)
-    )
+    calibration = task.cross_validated(pca, _without(moments, PCA.from_moments), _dense)
     return task.fitted("exact", Dense(pca.basis.cpu()), pca, calibration)
 
 
 def _dct(task: FitTask) -> FittedFilter:
-    reading, sample = task.statistics.reading, task.statistics.sample
-    at_input = reading.at == "input"
-    dct = fit_channel_dct(task.statistics.cosines, task.n_components)
-    basis = Cosine(dct.rotation, dct.order, reading.shape, at_input=at_input)
-    quick, mean = basis.prepared(torch.float32), dct.mean.float()
-    variances = dct.explained_variance.float()
-    rest = rest_of(sample.all(), mean, quick) if dct.drops_something else None
-    calibration = task.calibrated(
-        lambda groups: calibrate_fixed(
-            sample, mean, variances, quick.project, dct.n_samples, rest, groups
-        )
-    )
-    fitted = task.fitted("dct", basis, dct, calibration)
-    return task.with_images(fitted, calibration) if at_input else fitted
+    config = task.statistics.config
+    dct = fit_channel_dct(cast(CoefficientMoments, task.statistics.moments), task.n_components)
+    basis = Cosine(dct.rotation, dct.order, config.shape, at_input=config.at == "input")
+    quick, variances = basis.prepared(torch.float32), dct.explained_variance.float()
+    calibration = task.calibrated_as_fixed(dct, variances, quick, dct.mean.float())
+    return task.fitted("dct", basis, dct, calibration)
 
 
 SUMMED: dict[RouteName, SummedRoute] = {
-    "folded": SummedRoute(_read_folded, _folded),
-    "exact": SummedRoute(lambda task: task.reading(at_input=False, moments="scatter"), _exact),
+    "folded": SummedRoute(_folded_config, _folded),
+    "exact": SummedRoute(lambda task: task.pass_config(at_input=False, moments="scatter"), _exact),
     "dct": SummedRoute(
-        lambda task: task.reading(at_input=task.shapes.folds, moments="cosines"), _dct
+        lambda task: task.pass_config(at_input=task.shapes.folds, moments="cosines"), _dct
     ),
 }
 
 
-def by_gram(task: FitTask) -> FittedFilter:
-    """Decompose few samples; where they turn out to be many, take the other route."""
+def _gram(task: FitTask) -> FittedFilter:
+    """Decompose few samples; if they turn out to be many, take the other route."""
     at_input = task.shapes.folds
-    size = math.prod(task.shape(at_input=at_input))
     batches = task.read(at_input=at_input)
     held, complete = hold(batches, limited=not task.on_demand)
     if not complete:
         if not at_input:  # at the input, what was read is of no use to the randomised route
-            task.give_back(held, batches)
-        return randomised(task)
-    task.source.stage("decomposing")
+            task.begun = itertools.chain(held, batches)
+        return _randomised(task)
+    task.source.tell("stage", "decomposing")
     if at_input:
         return _gram_at_input(task, held)
-    gram = SampleGram(held, size, device=task.source.device)
-    pca, sample = gram.pca(task.n_components), task.statistics.sample
-    calibration = task.calibrated(
-        lambda groups: calibrate(
-            sample, pca, lambda _, out: gram.pca(leave_out=out), _dense, groups
-        )
-    )
+    gram = SampleGram(held, math.prod(task.shapes.output), device=task.source.device)
+    pca = gram.pca(task.n_components)
+    calibration = task.cross_validated(pca, lambda _, out: gram.pca(leave_out=out), _dense)
     return task.fitted("gram", Dense(pca.basis.cpu()), pca, calibration)
 
 
 def _gram_at_input(task: FitTask, held: list[Tensor]) -> FittedFilter:
     gram = InputGram(held, LinearPart(task.source.layer, task.shape(at_input=True)))
-    pca, sample = gram.pca(task.n_components), task.statistics.sample
-    calibration = task.calibrated(
-        lambda groups: calibrate(
-            sample,
-            pca,
-            lambda _, out: gram.pca(leave_out=out),
-            lambda found: Folded(found.project, found.rebuild),
-            groups,
-        )
-    )
-    basis = Folded(pca.project, pca.rebuild)
-    return task.with_images(task.fitted("gram", basis, pca, calibration), calibration)
+    pca = gram.pca(task.n_components)
+
+    def basis_of(found: FoldedPCA) -> Basis:
+        return Folded(found.project, found.rebuild)
+
+    calibration = task.cross_validated(pca, lambda _, out: gram.pca(leave_out=out), basis_of)
+    return task.fitted("gram", basis_of(pca), pca, calibration)
 
 
-def randomised(task: FitTask) -> FittedFilter:
+def _randomised(task: FitTask) -> FittedFilter:
     """Read the data several times, until an error bound is met."""
     task.source.require_several_passes()
+    size, device = math.prod(task.shapes.output), task.source.device
     pca = randomised_pca(
-        task.read,
-        math.prod(task.shapes.output),
-        task.n_components,
-        generator=task.generator,
-        device=task.source.device,
+        task.read, size, task.n_components, generator=task.generator, device=device
     )
-    sample, basis = task.statistics.sample, _dense(pca)
-    rest = rest_of(sample.all(), pca.mean, basis) if pca.drops_something else None
-    calibration = task.calibrated(
-        lambda groups: calibrate_fixed(
-            sample,
-            pca.mean,
-            pca.explained_variance,
-            lambda centred: centred @ pca.basis,
-            pca.n_samples,
-            rest,
-            groups,
-        )
-    )
-    basis = Dense(pca.basis.cpu())
-    return task.fitted("randomised", basis, pca, calibration, error_bound=pca.error_bound.cpu())
+    calibration = task.calibrated_as_fixed(pca, pca.explained_variance, _dense(pca), pca.mean)
+    basis, error_bound = Dense(pca.basis.cpu()), pca.error_bound.cpu()
+    return task.fitted("randomised", basis, pca, calibration, error_bound)
+
+
+SAMPLED: dict[RouteName, Callable[[FitTask], FittedFilter]] = {
+    "gram": _gram,
+    "randomised": _randomised,
+}
 
 
 def _dense(pca: PCA) -> Basis:

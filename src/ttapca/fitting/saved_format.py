@@ -8,7 +8,7 @@ of its numbers, before a filter is made of them. `ttapca.spectral.basis` has the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -24,14 +24,11 @@ from ttapca.spectral.calibration import band_edges
 from ttapca.spectral.image_statistics import TEXTURES, floor_of, is_image
 
 Storage = Literal["float64", "float32", "bfloat16", "float16"]
-GROUP_NORM = "group_norm:"  # before the path of a GroupNorm layer, in the file
-LAYER_NORM = "layer_norm:"
+# Before the path of a layer, in the names of tensors.
+GROUP_NORM, LAYER_NORM, FINGERPRINT = "group_norm:", "layer_norm:", "fingerprint:"
 CLASS_SHARES, CLASS_LOADINGS = "class_shares", "class_loadings"
-CLASS_LIKENESS = "class_likeness"
-CLASS_MOMENTS = "class_moments:"  # before the path of a normalisation layer
-FINGERPRINT = "fingerprint:"  # before the path of a layer
-PAIR_NUMBERS = "pair_numbers"
-PAIRS = "pairs:"  # before the path of a layer
+CLASS_LIKENESS, CLASS_MOMENTS = "class_likeness", "class_moments:"
+PAIR_NUMBERS, PAIRS = "pair_numbers", "pairs:"
 
 # Numbers beyond these overflow or vanish when float32 squares them.
 LARGEST = 1e15
@@ -75,37 +72,72 @@ _CONFIG_RULE = Record(
 )
 
 
-def check_config(config: object, path: Path) -> None:
-    """Raise unless a config has what a filter needs, each value possible by itself.
+def _is_resemblance(values: Tensor) -> bool:
+    independent, average, correlation, classmates = values.tolist()
+    known = classmates == -1 or 0 <= classmates <= 1
+    return bool(min(independent, average) > 0 and 0 <= correlation <= 1 and known)
 
-    Raises:
-        SavedFilterError: Something is missing, unknown or out of range.
-    """
+
+def _are_covariances(values: Tensor) -> bool:
+    least = -ROUNDING * float(values.abs().max())
+    symmetric = bool(((values - values.mT).abs() <= -least).all())
+    return symmetric and bool((torch.linalg.eigvalsh(values) >= least).all())
+
+
+def _has_outliers(measured: Tensor) -> bool:
+    fits = bool((measured >= 0).all()) and bool((measured[:, 1:] <= 1).all())
+    return fits and floor_of(measured[:, 0]) > 0
+
+
+# What numbers must be, in words, and whether they are.
+_Meaning = tuple[str, Callable[[Tensor], bool]]
+POSITIVE: _Meaning = "above 0", lambda x: bool((x > 0).all())
+NOT_NEGATIVE: _Meaning = "not below 0", lambda x: bool((x >= 0).all())
+FALLING: _Meaning = (
+    "above 0 and falling",
+    lambda x: bool(x[-1] > 0) and bool((x.diff() <= 0).all()),
+)
+CORRELATIONS: _Meaning = (
+    "correlations from 0 to 1, one for each layer",
+    lambda x: bool(((x >= 0) & (x <= 1)).all()),
+)
+SHARES: _Meaning = (
+    "above 0, with a sum of 1",
+    lambda x: bool((x > 0).all()) and abs(float(x.sum()) - 1) < ROUNDING,
+)
+MOMENTS: _Meaning = (  # the difference of rounded numbers may be negative for a constant channel
+    "a mean and a variance for each channel",
+    lambda x: bool((x[1] >= -ROUNDING).all()),
+)
+INPUT_RANGE: _Meaning = (
+    "a lowest and a highest value, a mean between them and a deviation, by channel",
+    lambda x: bool(((x[0] <= x[2]) & (x[2] <= x[1]) & (x[3] >= 0)).all()),
+)
+OUTLIERS: _Meaning = "distances and, up to 1, shares", _has_outliers
+RESEMBLANCE: _Meaning = (
+    "two numbers above 0, a correlation up to 1, and a correlation or -1",
+    _is_resemblance,
+)
+COVARIANCES: _Meaning = "two covariances", _are_covariances
+
+
+def check_config(config: object, path: Path) -> None:
+    """Raise `SavedFilterError` unless a config has what a filter needs, each value possible."""
     conform(config, _CONFIG_RULE, _config_of(path), SavedFilterError)
 
 
 def check_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raise unless the tensors are those of a filter with this config.
+    """Raise `SavedFilterError` unless unpacked tensors are those of a filter with this config.
 
-    Args:
-        config: One that `check_config` let pass.
-        tensors: What was read, unpacked.
-        path: The folder that they come from, for the message.
-
-    Raises:
-        SavedFilterError: One is missing, unknown, of another shape or type, not finite, out of
-            range or out of order, or the config contradicts them.
+    One may be missing, unknown, of another shape or type, not finite, out of range or out of order,
+    or the config may contradict them. `path` is named in the message.
     """
     _check_shapes(config, tensors, path)
     required, optional = _forms(config, tensors)
-    for name in required:
-        if name not in tensors:
-            raise SavedFilterError(
-                f"`{path}` is not a whole saved filter: the tensor `{name}` is missing. Save the "
-                "filter again."
-            )
     known = required | optional
     unknown = sorted(tensors.keys() - known.keys())
+    for name in required:
+        _check_there(name, tensors, path)
     if unknown:
         raise SavedFilterError(
             f"A saved filter of the {config['route']} route has the tensors "
@@ -113,14 +145,20 @@ def check_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path
             "wrote it, update; otherwise save the filter again."
         )
     for name, tensor in tensors.items():
-        fault = _fault_of(tensor, known[name], getattr(torch, config["storage"]))
-        if fault is not None:
-            raise SavedFilterError(f"`{name}` of the filter in `{path}` must {fault}")
+        _check_form(name, tensor, known[name], getattr(torch, config["storage"]), path)
     _check_source(config["source"], tensors["singular_values"], _config_of(path))
 
 
 def _config_of(path: Path) -> str:
     return f"The config of the filter in `{path}`"
+
+
+def _check_there(name: str, tensors: Mapping[str, Tensor], path: Path) -> None:
+    if name not in tensors:
+        raise SavedFilterError(
+            f"`{path}` is not a whole saved filter: the tensor `{name}` is missing. Save the "
+            "filter again."
+        )
 
 
 def _check_shapes(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -149,94 +187,67 @@ def _forms(
     output_size, bands = math.prod(config["output_shape"]), len(band_edges(components)) - 1
     required = {
         "output_mean": TensorForm((output_size,), torch.float64),
-        "singular_values": TensorForm((components,), torch.float64, "above 0 and falling", _falls),
+        "singular_values": TensorForm((components,), torch.float64, *FALLING),
         **kind.forms(tuple(shape), components),
     }
     if False in kind.sides and "input_mean" in tensors and "output_mean" not in tensors:
         del required["output_mean"]  # it follows from the mean of the input
     samples = _rows_and_columns(tensors.get("energies"))[0]
     channels = _rows_and_columns(tensors.get("inputs"))[1]
-    words = "a lowest and a highest value, a mean between them and a deviation, by channel"
     optional = {
-        "energies": TensorForm((samples, bands), torch.float32, "not below 0", _not_negative),
-        "variances": TensorForm((components,), torch.float64, "above 0", _positive),
-        "error_bound": TensorForm((components,), torch.float64, "not below 0", _not_negative),
-        "class_reach": TensorForm((components,), torch.float32, "not below 0", _not_negative),
-        "inputs": TensorForm((4, channels), torch.float32, words, _is_range),
+        "energies": TensorForm((samples, bands), torch.float32, *NOT_NEGATIVE),
+        "variances": TensorForm((components,), torch.float64, *POSITIVE),
+        "error_bound": TensorForm((components,), torch.float64, *NOT_NEGATIVE),
+        "class_reach": TensorForm((components,), torch.float32, *NOT_NEGATIVE),
+        "inputs": TensorForm((4, channels), torch.float32, *INPUT_RANGE),
     }
     if "energies" in tensors:
-        words = "two numbers above 0, a correlation up to 1, and a correlation or -1"
-        optional["resemblance"] = TensorForm((4,), torch.float64, words, _is_resemblance)
         watched = bands + ("rest" in tensors)
-        optional["resemblance_covariances"] = TensorForm(
-            (2, watched, watched), torch.float64, "two covariances", _are_covariances
-        )
-        optional["rest"] = TensorForm((samples,), torch.float32, "not below 0", _not_negative)
+        optional |= {
+            "resemblance": TensorForm((4,), torch.float64, *RESEMBLANCE),
+            "resemblance_covariances": TensorForm(
+                (2, watched, watched), torch.float64, *COVARIANCES
+            ),
+            "rest": TensorForm((samples,), torch.float32, *NOT_NEGATIVE),
+        }
     if True in kind.sides:
         side = required if kind.sides == (True,) else optional
         side["input_mean"] = TensorForm((math.prod(shape),), torch.float64)
         if "input_mean" in tensors and is_image(shape):
-            optional |= _image_forms(tensors, samples)
-    optional |= _norm_forms(tensors)
-    rows = (name for name in tensors if name.startswith(FINGERPRINT))
-    optional |= dict.fromkeys(rows, TensorForm((COLUMNS,), torch.float32))
-    of_classes, of_layers = _class_forms(tensors)
-    return required | of_classes, optional | of_layers
-
-
-def _image_forms(tensors: Mapping[str, Tensor], samples: int) -> dict[str, TensorForm]:
-    """Return the forms of what is measured where a filter acts on the model's input images."""
-    images = max(2, _rows_and_columns(tensors.get("outliers"))[0])
-    words = "distances and, up to 1, shares"
-    return {
-        "outliers": TensorForm((images, 3), torch.float32, words, _has_shares),
-        "textures": TensorForm((samples, TEXTURES), torch.float32, "not below 0", _not_negative),
-    }
-
-
-def _norm_forms(tensors: Mapping[str, Tensor]) -> dict[str, TensorForm]:
-    """Return the forms of the channel statistics of GroupNorm and LayerNorm layers."""
-    words = "a mean and a variance for each channel"
-    return {
-        name: TensorForm((2, _rows_and_columns(tensor)[1]), torch.float32, words, _has_variances)
-        for name, tensor in tensors.items()
-        if name.startswith((GROUP_NORM, LAYER_NORM))
-    }
-
-
-def _class_forms(
-    tensors: Mapping[str, Tensor],
-) -> tuple[dict[str, TensorForm], dict[str, TensorForm]]:
-    """Return the forms of what is known of classes: what goes together, and what layers have."""
-    if CLASS_SHARES not in tensors and CLASS_LOADINGS not in tensors:
-        return {}, {}
-    classes, rank = _rows_and_columns(tensors.get(CLASS_LOADINGS))
-    words = "above 0, with a sum of 1"
-    together = {
-        CLASS_SHARES: TensorForm((classes,), torch.float32, words, _are_shares),
-        CLASS_LOADINGS: TensorForm((classes, rank), torch.float32),
-    }
-    of_layers = {
-        name: TensorForm((1 + rank, 2, tensor.shape[-1] if tensor.dim() else 1), torch.float32)
-        for name, tensor in tensors.items()
-        if name.startswith(CLASS_MOMENTS)
-    }
-    words = "correlations from 0 to 1, one for each layer"
-    alike = TensorForm((len(of_layers),), torch.float32, words, _are_correlations)
-    return together, of_layers | {CLASS_LIKENESS: alike} | _pair_forms(tensors, classes)
+            images = max(2, _rows_and_columns(tensors.get("outliers"))[0])
+            optional |= {
+                "outliers": TensorForm((images, 3), torch.float32, *OUTLIERS),
+                "textures": TensorForm((samples, TEXTURES), torch.float32, *NOT_NEGATIVE),
+            }
+    if CLASS_SHARES in tensors or CLASS_LOADINGS in tensors:
+        classes, rank = _rows_and_columns(tensors.get(CLASS_LOADINGS))
+        required[CLASS_SHARES] = TensorForm((classes,), torch.float32, *SHARES)
+        required[CLASS_LOADINGS] = TensorForm((classes, rank), torch.float32)
+        layers = [name for name in tensors if name.startswith(CLASS_MOMENTS)]
+        optional[CLASS_LIKENESS] = TensorForm((len(layers),), torch.float32, *CORRELATIONS)
+        for name in layers:
+            size = tensors[name].shape[-1] if tensors[name].dim() else 1
+            optional[name] = TensorForm((1 + rank, 2, size), torch.float32)
+        optional |= _pair_forms(tensors, classes)
+    for name, tensor in tensors.items():
+        if name.startswith((GROUP_NORM, LAYER_NORM)):
+            form = TensorForm((2, _rows_and_columns(tensor)[1]), torch.float32, *MOMENTS)
+            optional[name] = form
+        elif name.startswith(FINGERPRINT):
+            optional[name] = TensorForm((COLUMNS,), torch.float32)
+    return required, optional
 
 
 def _pair_forms(tensors: Mapping[str, Tensor], classes: int) -> dict[str, TensorForm]:
     """Return the forms of what tells whether two images have one class."""
     if PAIR_NUMBERS not in tensors:
         return {}
-    widths = [_rows_and_columns(tensors[name])[1] for name in tensors if name.startswith(PAIRS)]
-    features = max(widths, default=0)
-    found = {
-        name: TensorForm((_rows_and_columns(tensor)[0], features), torch.float32)
+    sizes = {
+        name: _rows_and_columns(tensor)
         for name, tensor in tensors.items()
         if name.startswith(PAIRS)
     }
+    features = max((width for _, width in sizes.values()), default=0)
 
     def sound(numbers: Tensor) -> bool:
         stride, directions, _, _, deviation = numbers.tolist()
@@ -245,6 +256,7 @@ def _pair_forms(tensors: Mapping[str, Tensor], classes: int) -> dict[str, Tensor
         return bool(whole and possible)
 
     words = "a stride, a number of directions, two means and a deviation above 0"
+    found = {name: TensorForm((rows, features), torch.float32) for name, (rows, _) in sizes.items()}
     return found | {PAIR_NUMBERS: TensorForm((5,), torch.float64, words, sound)}
 
 
@@ -257,22 +269,26 @@ def _rows_and_columns(tensor: Tensor | None) -> tuple[int, int]:
     return max(1, rows), max(1, columns)
 
 
-def _fault_of(tensor: Tensor, form: TensorForm, storage: torch.dtype) -> str | None:
-    """Return what a tensor must be and is not, to follow "must"; None if it is all right."""
+def _check_form(
+    name: str, tensor: Tensor, form: TensorForm, storage: torch.dtype, path: Path
+) -> None:
+    """Raise unless a tensor has its form."""
     shape, dtype = tuple(tensor.shape), form.dtype or storage
     if shape != form.shape:
-        return f"have shape {form.shape}, by its config; found {shape}. Save the filter again."
-    if tensor.dtype != dtype:
-        return f"be of type {dtype}, by its config; found {tensor.dtype}. Save the filter again."
+        fault = f"have shape {form.shape}, by its config; found {shape}. Save the filter again."
+    elif tensor.dtype != dtype:
+        fault = f"be of type {dtype}, by its config; found {tensor.dtype}. Save the filter again."
     # The maximum as a Python float: float16 would turn the limit into infinity.
-    if not bool(torch.isfinite(tensor).all()) or float(tensor.abs().max()) > LARGEST:
-        return (
+    elif not bool(torch.isfinite(tensor).all()) or float(tensor.abs().max()) > LARGEST:
+        fault = (
             f"hold finite numbers, at most {LARGEST:g}; found NaN, infinity or a larger one. Fit "
             "the filter again."
         )
-    if not form.holds(tensor):
-        return f"hold numbers that are {form.words}; found others. Fit the filter again."
-    return None
+    elif not form.holds(tensor):
+        fault = f"hold numbers that are {form.words}; found others. Fit the filter again."
+    else:
+        return
+    raise SavedFilterError(f"`{name}` of the filter in `{path}` must {fault}")
 
 
 def _check_source(source: Mapping[str, float], values: Tensor, where: str) -> None:
@@ -299,53 +315,9 @@ def _check_source(source: Mapping[str, float], values: Tensor, where: str) -> No
         )
 
 
-def _has_variances(statistics: Tensor) -> bool:
-    # The difference of two rounded numbers may be slightly negative for a constant channel.
-    return bool((statistics[1] >= -ROUNDING).all())
-
-
-def _is_range(values: Tensor) -> bool:
-    low, high, mean, deviation = values
-    return bool((low <= mean).all() and (mean <= high).all() and (deviation >= 0).all())
-
-
-def _are_shares(values: Tensor) -> bool:
-    return bool((values > 0).all()) and abs(float(values.sum()) - 1) < ROUNDING
-
-
-def _are_correlations(values: Tensor) -> bool:
-    return bool(((values >= 0) & (values <= 1)).all())
-
-
-def _is_resemblance(values: Tensor) -> bool:
-    independent, average, correlation, classmates = values.tolist()
-    known = classmates == -1 or 0 <= classmates <= 1
-    return bool(min(independent, average) > 0 and 0 <= correlation <= 1 and known)
-
-
-def _are_covariances(values: Tensor) -> bool:
-    least = -ROUNDING * float(values.abs().max())
-    symmetric = bool(((values - values.mT).abs() <= -least).all())
-    return symmetric and bool((torch.linalg.eigvalsh(values) >= least).all())
-
-
-def _has_shares(measured: Tensor) -> bool:
-    fits = bool((measured >= 0).all()) and bool((measured[:, 1:] <= 1).all())
-    return fits and floor_of(measured[:, 0]) > 0
-
-
-def _falls(values: Tensor) -> bool:
-    return bool(values[-1] > 0) and bool((values.diff() <= 0).all())
-
-
-def _positive(values: Tensor) -> bool:
-    return bool((values > 0).all())
-
-
-def _not_negative(values: Tensor) -> bool:
-    return bool((values >= 0).all())
-
-
+# Filters of cosines are stored in a small form. Each coefficient has a level of 16 bits: how far
+# its singular value is below the largest one. The mean has steps of 16 bits, and the reach of
+# classes is in float16.
 LEVELS, LARGEST_VALUE = "levels", "largest_singular_value"
 STEPS = 1024  # an octave
 NOT_KEPT = -1
@@ -357,12 +329,7 @@ FINEST = 2.0**-40  # of the largest number: finer steps would lose digits of flo
 
 
 def packed(tensors: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
-    """Return the tensors of a filter of cosines in the small form.
-
-    Args:
-        tensors: As `unpacked` returns them.
-        size: Numbers in a sample.
-    """
+    """Return the tensors of a filter of cosines in the small form; a sample has `size` numbers."""
     kept = dict(tensors)
     order, values = kept.pop("order"), kept.pop("singular_values")
     octaves = (values[0] / values).log2()
@@ -383,7 +350,7 @@ def packed(tensors: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
 
 
 def unpacked(
-    tensors: Mapping[str, Tensor], shape: Sequence[int], components: int, where: str
+    tensors: Mapping[str, Tensor], shape: Sequence[int], components: int, path: Path
 ) -> dict[str, Tensor]:
     """Return the tensors as if they had never been packed; others are returned as they are.
 
@@ -393,26 +360,30 @@ def unpacked(
     found = dict(tensors)
     if LEVELS not in found:
         return found
-    levels, largest = found.pop(LEVELS), found.pop(LARGEST_VALUE, None)
     size = math.prod(shape)
-    _check_whole_numbers(LEVELS, levels, size, where)
+    forms = {
+        LEVELS: TensorForm((size,), torch.int16),
+        LARGEST_VALUE: TensorForm((1,), torch.float64),
+    }
+    if MEAN_STEPS in found:
+        forms[MEAN_STEPS] = TensorForm((size,), torch.int16)
+        forms[MEAN_SCALE] = TensorForm((2,), torch.float64)
+    for name, form in forms.items():
+        _check_there(name, found, path)
+        _check_form(name, found[name], form, torch.float64, path)
+    levels, largest = found.pop(LEVELS), found.pop(LARGEST_VALUE)
     kept = int((levels != NOT_KEPT).sum())
     if int(levels.min()) < NOT_KEPT or kept != components:
         raise SavedFilterError(
-            f"`{LEVELS}` of the filter in {where} must be {NOT_KEPT} but for its {components:,} "
+            f"`{LEVELS}` of the filter in `{path}` must be {NOT_KEPT} but for its {components:,} "
             f"components, by its config; found {kept:,}. Save the filter again."
-        )
-    if largest is None or tuple(largest.shape) != (1,) or largest.dtype != torch.float64:
-        raise SavedFilterError(
-            f"`{LARGEST_VALUE}` of the filter in {where} must be one number of 64 bits; found "
-            "something else, or nothing. Save the filter again."
         )
     order = _order_of(levels)
     found["order"] = order
     found["singular_values"] = largest * torch.exp2(-levels[order].double() / STEPS)
     if MEAN_STEPS in found:
-        steps, scale = found.pop(MEAN_STEPS), found.pop(MEAN_SCALE, None)
-        found["input_mean"] = _mean_of(steps, scale, size, where)
+        step, offset = found.pop(MEAN_SCALE).tolist()
+        found["input_mean"] = (found.pop(MEAN_STEPS).double() + offset) * step
     elif "input_mean" in found:  # as it was stored before
         found["input_mean"] = found["input_mean"].double()
     if "class_reach" in found:
@@ -431,25 +402,6 @@ def _steps_of(mean: Tensor) -> tuple[Tensor, Tensor]:
     offset = math.floor(low / step) + 2**15
     steps = (mean / step).round() - offset
     return steps.to(torch.int16), torch.tensor([step, offset], dtype=torch.float64)
-
-
-def _mean_of(steps: Tensor, scale: Tensor | None, size: int, where: str) -> Tensor:
-    _check_whole_numbers(MEAN_STEPS, steps, size, where)
-    if scale is None or tuple(scale.shape) != (2,) or scale.dtype != torch.float64:
-        raise SavedFilterError(
-            f"`{MEAN_SCALE}` of the filter in {where} must be two numbers of 64 bits; found "
-            "something else, or nothing. Save the filter again."
-        )
-    step, offset = map(float, scale)
-    return (steps.double() + offset) * step
-
-
-def _check_whole_numbers(name: str, tensor: Tensor, size: int, where: str) -> None:
-    if tuple(tensor.shape) != (size,) or tensor.dtype != torch.int16:
-        raise SavedFilterError(
-            f"`{name}` of the filter in {where} must be {size:,} whole numbers of 16 bits, by its "
-            f"config; found {tuple(tensor.shape)} of {tensor.dtype}. Save the filter again."
-        )
 
 
 def _order_of(levels: Tensor) -> Tensor:

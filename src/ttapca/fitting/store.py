@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -23,23 +24,11 @@ from torch import Tensor
 
 from ttapca._checks import OneOf, check_option, shown
 from ttapca.errors import FilterExistsError, OptionError, SavedFilterError
-from ttapca.fitting.saved_format import (
-    CLASS_LIKENESS,
-    CLASS_LOADINGS,
-    CLASS_MOMENTS,
-    CLASS_SHARES,
-    FINGERPRINT,
-    GROUP_NORM,
-    LAYER_NORM,
-    PAIR_NUMBERS,
-    PAIRS,
-    Storage,
-    check_config,
-    check_tensors,
-    packed,
-    unpacked,
-)
+from ttapca.fitting import saved_format as form
+from ttapca.fitting.input_range import InputRange
 from ttapca.spectral.cosine import Cosine
+from ttapca.spectral.resemblance import Resemblance
+from ttapca.spectral.source_classes import PairStatistic, SourceClasses
 from ttapca.support.disk import make_folder, read_replaceable, recover, staged_folder, writing
 from ttapca.support.parsing import parse_json, read_bounded
 
@@ -52,20 +41,38 @@ CONFIG = "config.json"
 TENSORS = "filter.safetensors"
 CARD = "README.md"
 
+# Attributes of a filter, without the underscore, that are tensors of the same name in the file.
+PLAIN = (
+    "singular_values",
+    "error_bound",
+    "variances",
+    "energies",
+    "rest",
+    "class_reach",
+    "outliers",
+    "textures",
+)
+# Attributes that have a tensor for each of some layers, which is its name's beginning in the file.
+BY_LAYER = {
+    "group_norm_": form.GROUP_NORM,
+    "layer_norm_": form.LAYER_NORM,
+    "fingerprint_": form.FINGERPRINT,
+}
 
-def save_filter(fitted: FittedFilter, path: Path, *, dtype: Storage, overwrite: bool) -> None:
+
+def save_filter(fitted: FittedFilter, path: Path, *, dtype: form.Storage, overwrite: bool) -> None:
     """Write a filter to a folder; see `FittedFilter.save`."""
     tensors = filter_tensors(fitted, stored_dtype(dtype))
     config = filter_config(fitted, dtype)
     if "order" in tensors:
-        tensors = packed(tensors, math.prod(fitted.shape))
-        # What will be read differs from what was packed by rounding.
-        again = unpacked(tensors, fitted.shape, fitted.n_components_, "memory")
+        tensors = form.packed(tensors, math.prod(fitted.shape))
+        # What will be read differs from what was form.packed by rounding.
+        again = form.unpacked(tensors, fitted.shape, fitted.n_components_, path)
         config["source"] |= _ends(again["singular_values"])
     write_folder(path, config, tensors, _card(fitted, dtype), overwrite=overwrite)
 
 
-def filter_config(fitted: FittedFilter, dtype: Storage) -> dict[str, Any]:
+def filter_config(fitted: FittedFilter, dtype: form.Storage) -> dict[str, Any]:
     """Return what describes a filter, as JSON has it; `dtype` is that of its matrices."""
     source = {
         "n_samples": fitted.n_samples_,
@@ -97,45 +104,77 @@ def _ends(values: Tensor) -> dict[str, float]:
 
 def filter_tensors(fitted: FittedFilter, stored: torch.dtype) -> dict[str, Tensor]:
     """Return the tensors of a filter by name, its matrices in the given precision."""
-    tensors = {
-        "output_mean": fitted.mean_,
-        "singular_values": fitted.singular_values_,
-        "input_mean": fitted.center_ if fitted.basis.at_input else None,
-        "error_bound": fitted.error_bound_,
-        "variances": fitted.variances_,
-        "energies": fitted.energies_,
-        "rest": fitted.rest_,
-        "class_reach": fitted.class_reach_,
-        "outliers": fitted.outliers_,
-        "textures": fitted.textures_,
-        **({} if fitted.resemblance_ is None else fitted.resemblance_.tensors()),
-        "inputs": None if fitted.inputs_ is None else fitted.inputs_.tensor,
-        **{name: _rounded(each, stored) for name, each in fitted.basis.tensors().items()},
-        **{GROUP_NORM + name: found for name, found in fitted.group_norm_.items()},
-        **{LAYER_NORM + name: found for name, found in fitted.layer_norm_.items()},
-        **_class_tensors(fitted),
-        **{FINGERPRINT + name: found for name, found in fitted.fingerprint_.items()},
-    }
+    tensors = {name: getattr(fitted, f"{name}_") for name in PLAIN}
+    tensors["output_mean"] = fitted.mean_
+    tensors["input_mean"] = fitted.center_ if fitted.basis.at_input else None
+    if fitted.resemblance_ is not None:
+        tensors |= fitted.resemblance_.tensors()
+    if fitted.inputs_ is not None:
+        tensors["inputs"] = fitted.inputs_.tensor
+    tensors |= {name: _rounded(each, stored) for name, each in fitted.basis.tensors().items()}
+    for attribute, prefix in BY_LAYER.items():
+        tensors |= {prefix + path: each for path, each in getattr(fitted, attribute).items()}
+    classes = fitted.classes_
+    if classes is not None:
+        paths = sorted(classes.layers)
+        tensors |= {form.CLASS_SHARES: classes.shares, form.CLASS_LOADINGS: classes.loadings}
+        tensors[form.CLASS_LIKENESS] = torch.tensor([classes.likeness[path] for path in paths])
+        tensors |= {form.CLASS_MOMENTS + path: classes.layers[path] for path in paths}
+        if classes.pairs is not None:
+            tensors[form.PAIR_NUMBERS] = classes.pairs.numbers
+            tensors |= {form.PAIRS + path: each for path, each in classes.pairs.layers.items()}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
-def _class_tensors(fitted: FittedFilter) -> dict[str, Tensor]:
-    found = fitted.classes_
-    if found is None:
-        return {}
-    paths = sorted(found.layers)
-    tensors = {CLASS_SHARES: found.shares, CLASS_LOADINGS: found.loadings}
-    tensors[CLASS_LIKENESS] = torch.tensor([found.likeness[path] for path in paths])
-    tensors |= {CLASS_MOMENTS + path: found.layers[path] for path in paths}
-    if found.pairs is not None:
-        tensors[PAIR_NUMBERS] = found.pairs.numbers
-        tensors |= {PAIRS + path: each for path, each in found.pairs.layers.items()}
-    return tensors
+def filter_arguments(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the attributes of the filter of which these are config and tensors."""
+    shape, source = tuple(config["shape"]), config["source"]
+    at_input = "input_mean" in tensors
+    attributes: dict[str, Any] = {f"{name}_": tensors.get(name) for name in PLAIN}
+    attributes |= {name: _by_path(tensors, prefix) for name, prefix in BY_LAYER.items()}
+    if "resemblance" in tensors:
+        covariances = tensors.get("resemblance_covariances")
+        attributes["resemblance_"] = Resemblance.of_tensors(tensors["resemblance"], covariances)
+    if "inputs" in tensors:
+        attributes["inputs_"] = InputRange(*tensors["inputs"])
+    if form.CLASS_LIKENESS in tensors:
+        layers, pairs = _by_path(tensors, form.CLASS_MOMENTS), None
+        likeness = zip(sorted(layers), tensors[form.CLASS_LIKENESS].tolist(), strict=True)
+        if form.PAIR_NUMBERS in tensors:
+            pairs = PairStatistic.of_numbers(
+                _by_path(tensors, form.PAIRS), tensors[form.PAIR_NUMBERS]
+            )
+        attributes["classes_"] = SourceClasses(
+            tensors[form.CLASS_SHARES], tensors[form.CLASS_LOADINGS], layers, dict(likeness), pairs
+        )
+    return attributes | {
+        "layer": config["layer"],
+        "basis": form.kind_of(config, tensors).from_tensors(tensors, shape, at_input=at_input),
+        "shape": shape,
+        "output_shape": tuple(config["output_shape"]),
+        "mean_": tensors.get("output_mean"),
+        "center_": tensors["input_mean" if at_input else "output_mean"],
+        "n_samples_": source["n_samples"],
+        "total_variance_": source["total_variance"],
+        "route": config["route"],
+        "agreement_": source.get("agreement"),
+        "mirror_agreement_": source.get("mirror_agreement"),
+        "versions": config["versions"],
+    }
+
+
+def _by_path(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin so, by the path of a layer that follows."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def stored_dtype(name: str) -> torch.dtype:
     """Return the precision of that name, or raise `OptionError`."""
-    check_option("dtype", name, OneOf(get_args(Storage)))
+    check_option("dtype", name, OneOf(get_args(form.Storage)))
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
@@ -200,12 +239,7 @@ def write_folder(
     *,
     overwrite: bool = True,
 ) -> None:
-    """Write a folder, and add format and checksums to its config.
-
-    Raises:
-        FilterExistsError: There is a filter that is not to be replaced, or something else.
-        StorageError: The disk is full or the folder cannot be written.
-    """
+    """Write a folder, and add format and checksums to its config; raise as `FittedFilter.save`."""
     payload = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()})
     config = {
         "format": FORMAT,
@@ -227,36 +261,29 @@ def check_target(path: Path, *, overwrite: bool) -> None:
 
     Raises:
         FilterExistsError: Something is there.
-        StorageError: Nobody may write there.
+        StorageError: The folder above cannot be written.
     """
-    read_replaceable(path, functools.partial(_check_content, path, overwrite))
+
+    def check() -> None:
+        names = {each.name for each in path.iterdir()} if path.is_dir() else set()
+        # What is replaced is lost: a `config.json` alone may belong to a network.
+        if CONFIG in names and names <= {CONFIG, TENSORS, CARD}:
+            if not overwrite:
+                raise FilterExistsError(
+                    f"`{path}` holds a saved filter already, which would be lost. Choose another "
+                    "path, or replace it with `overwrite=True`."
+                )
+        elif names or (path.exists() and not path.is_dir()):
+            raise FilterExistsError(
+                "A filter is saved to a new or empty folder, or over another saved filter; "
+                f"`{path}` holds something else. Choose another path."
+            )
+
+    read_replaceable(path, check)
     above = next(folder for folder in path.absolute().parents if folder.exists())
     if not os.access(above, os.W_OK):
         with writing(path):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-def _check_content(path: Path, overwrite: bool) -> None:
-    if holds_filter(path):
-        if not overwrite:
-            raise FilterExistsError(
-                f"`{path}` holds a saved filter already, which would be lost. Choose another path, "
-                "or replace it with `overwrite=True`."
-            )
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise FilterExistsError(
-            f"A filter is saved to a new or empty folder, or over another saved filter; `{path}` "
-            "holds something else. Choose another path."
-        )
-
-
-def holds_filter(path: Path) -> bool:
-    """Return whether a folder holds a saved filter, whole or not, and nothing else.
-
-    What is replaced is lost: a `config.json` alone may belong to a network.
-    """
-    names = {each.name for each in path.iterdir()} if path.is_dir() else set()
-    return CONFIG in names and names <= {CONFIG, TENSORS, CARD}
 
 
 def _checksum(config: dict[str, Any]) -> str:
@@ -265,17 +292,12 @@ def _checksum(config: dict[str, Any]) -> str:
 
 
 def read_filter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the config and the tensors of a saved filter, and check that they make a filter.
-
-    Raises:
-        SavedFilterError: The folder is missing, foreign, truncated or altered, or something in it
-            is missing, unknown, of another shape or type, not finite, out of range or out of order.
-    """
+    """Read the config and the tensors of a saved filter, and check that they make a filter."""
     config, tensors = read_folder(path)
-    check_config(config, path)
+    form.check_config(config, path)
     if config["route"] in Cosine.routes:
-        tensors = unpacked(tensors, config["shape"], config["n_components"], f"`{path}`")
-    check_tensors(config, tensors, path)
+        tensors = form.unpacked(tensors, config["shape"], config["n_components"], path)
+    form.check_tensors(config, tensors, path)
     return config, tensors
 
 
@@ -284,9 +306,6 @@ def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     A folder that a killed process left beside its place is put back first. One that another process
     replaces meanwhile is read again.
-
-    Raises:
-        SavedFilterError: The folder is missing, foreign, truncated or altered.
     """
     return read_replaceable(path, functools.partial(_read_folder, path))
 
