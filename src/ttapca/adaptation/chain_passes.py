@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttapca.adaptation.optimisation import Mover, Run, RunSome
+from ttapca.adaptation.optimisation import Predictor, Run, RunSome
 from ttapca.adaptation.surfaces.stream_statistics import StreamStatistics
 from ttapca.errors import LayerOutputError
 from ttapca.spectral.chain import ChainReading, ChainState, ClassChain
@@ -26,7 +26,7 @@ SMALLEST = 1e-12  # probability: it has a logarithm
 LEAST_SUM = 1e-30  # in float32
 
 
-class ChainPasses(Mover):
+class ChainPasses(Predictor):
     """Predicts in order of arrival, by a chain that models the classes of a stream.
 
     A pass goes by a plan: which classes to take out of the statistics of the batch, and for how

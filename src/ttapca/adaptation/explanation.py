@@ -208,7 +208,7 @@ def measure_cost(adapter: Adapter, batch: Tensor) -> Cost:
         return tensor
 
     adapter.reset()
-    before = adapter.mover.backwards
+    before = adapter.predictor.backwards
     with finally_do(adapter.reset), temporary_patches() as patches:
         patches.hook_input(adapter.model, lambda _, args, _kwargs: passes.append(len(args[0])))
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
@@ -220,7 +220,7 @@ def measure_cost(adapter: Adapter, batch: Tensor) -> Cost:
     return Cost(
         parameters=adapter.n_parameters,
         forwards=sum(passes) / len(batch),
-        backwards=adapter.mover.backwards - before,
+        backwards=adapter.predictor.backwards - before,
         kept_bytes=kept_bytes,
         graph_bytes=sum(size for address, size in graph.items() if address not in own),
     )

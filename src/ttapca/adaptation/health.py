@@ -20,7 +20,7 @@ from ttapca.spectral.stream_state import StreamState
 
 if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter
-    from ttapca.adaptation.optimisation import Mover
+    from ttapca.adaptation.optimisation import Predictor
     from ttapca.adaptation.shift_alarm import ShiftWatch
 
 
@@ -153,19 +153,21 @@ def health_of(adapter: Adapter, name: str) -> Health:
     """Return the health of one stream of an adapter, computed now; the stream stays as it is."""
     with adapter._streams.lock:
         values = adapter._streams.values_of(name)
-        facts = facts_of(values.get(STATE), list(adapter.surfaces), adapter.mover, adapter.watch)
+        facts = facts_of(
+            values.get(STATE), list(adapter.surfaces), adapter.predictor, adapter.watch
+        )
         return Health(name, int(values["images"]), int(values["skipped"]), **facts)
 
 
 def facts_of(
-    state: StreamState | None, surfaces: Sequence[Any], mover: Mover, watch: ShiftWatch
+    state: StreamState | None, surfaces: Sequence[Any], predictor: Predictor, watch: ShiftWatch
 ) -> dict[str, Any]:
     """Return the facts about a stream, under names of `Health`.
 
     Args:
         state: Of the stream; None for a method that keeps none.
         surfaces: Of the method.
-        mover: Of the method.
+        predictor: Of the method.
         watch: Looks for an alarm.
     """
     fixed = [each.mean_weight for each in surfaces if isinstance(each, BatchNormStatistics)]
@@ -180,7 +182,7 @@ def facts_of(
     return {
         **looked,
         **_shift(surfaces, state, looked.get("skew", 0.0)),
-        **mover.facts_in(state),
+        **predictor.facts_in(state),
         "conditions": state.known_conditions,
         "outliers": float(state.outliers[0]) if repairs else None,
         "batch_weight": weight,

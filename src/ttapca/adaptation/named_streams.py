@@ -35,7 +35,7 @@ class Streams:
     """All streams of one adapter, which threads use in turn.
 
     Attributes:
-        stream: Holds the current stream, which surfaces and mover read and write.
+        stream: Holds the current stream, which surfaces and predictor read and write.
         current: The name of that stream; None only after an interrupted switch.
         parked: The contents of all other streams, by name.
         lock: Held by the thread whose turn it is. It is used by `with` directly, since a context

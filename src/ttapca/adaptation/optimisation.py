@@ -1,6 +1,6 @@
-"""Movers, which turn a batch into logits and may take gradient steps, and their objectives.
+"""Predictors, which turn a batch into logits and may take gradient steps, and their objectives.
 
-An `Adapter` owns the surfaces and decides when they forget. Its `Mover` runs the model on one
+An `Adapter` owns the surfaces and decides when they forget. Its `Predictor` runs the model on one
 batch and may move the surfaces' parameters. Most methods are `GradientSteps` on an objective; one
 that needs more (a second network, augmented views) is its own kind of `Stepper`.
 """
@@ -39,7 +39,7 @@ MOMENTUM = 0.9  # of stochastic gradient descent, wherever a method uses it
 MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"})
 
 
-class Mover:
+class Predictor:
     """Turns inputs into logits, and may move the surfaces' parameters; this one does not.
 
     Attributes:
@@ -49,11 +49,11 @@ class Mover:
             enabled and on tensors that allow them.
         forgets: Whether it forgets by itself before a batch is over, so that nothing can collapse.
         reads: How it reads the model's outputs.
-        outputs: Finds the logits in the model's outputs, as the mover reads them; set by the
+        outputs: Finds the logits in the model's outputs, as the predictor reads them; set by the
             adapter before `bind`.
         backwards: Number of backward passes since it was made.
         updates: Number of steps taken since it was made.
-        skipped: Number of batches that led to NaN or infinity. A mover that meets one adds 1,
+        skipped: Number of batches that led to NaN or infinity. A predictor that meets one adds 1,
             or more for single images; the adapter makes that 1 for each batch.
     """
 
@@ -72,8 +72,9 @@ class Mover:
 
     @property
     def kind(self) -> str:
-        """A name that two movers share only if they leave the same values in a stream."""
-        return type(self).__name__
+        """A name that two predictors share only if they leave the same values in a stream."""
+        name = type(self).__name__
+        return "Mover" if name == "Predictor" else name  # as in files of version 0.2
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Take the model and the parameters to move; called once, when surfaces are attached."""
@@ -224,8 +225,8 @@ class Draws:
         return torch.Generator().manual_seed(self._seed).get_state()
 
 
-class Stepper(Mover):
-    """A mover that takes gradient steps.
+class Stepper(Predictor):
+    """A predictor that takes gradient steps.
 
     Args:
         optimizer: Makes the optimiser; Adam by default.

@@ -112,7 +112,7 @@ def adapt(
     return Adapter(
         model,
         made.surfaces,
-        made.mover,
+        made.predictor,
         forgetting=forgetting,
         guard=guard,
         logits=logits,

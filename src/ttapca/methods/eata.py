@@ -87,7 +87,7 @@ class EATA(GradientMethod):
 
     def assemble(self) -> Assembly:
         """Return scale and shift, moved by reliable samples."""
-        return self.assembly(NormAffine(), mover=ReliableSteps(self))
+        return self.assembly(NormAffine(), predictor=ReliableSteps(self))
 
 
 class ReliableSteps(GradientSteps):

@@ -1,4 +1,4 @@
-"""What a method is: typed options, from which surfaces and a mover are assembled.
+"""What a method is: typed options, from which surfaces and a predictor are assembled.
 
 A method is a frozen dataclass, registered where it is defined:
 
@@ -46,7 +46,7 @@ from ttapca._checks import (
     Whole,
     check_option,
 )
-from ttapca.adaptation.optimisation import DEFAULT_LEARNING_RATE, Logits, Mover, adam
+from ttapca.adaptation.optimisation import DEFAULT_LEARNING_RATE, Logits, Predictor, adam
 from ttapca.adaptation.surfaces import BatchNormStatistics, SpectralGains, StreamStatistics, Surface
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitting.fitted_filter import FittedFilter
@@ -111,12 +111,12 @@ class Assembly:
 
     Attributes:
         surfaces: What may change.
-        mover: What moves them; None if they compute their own state in the forward pass.
+        predictor: What moves them; None if they compute their own state in the forward pass.
         memory: After this many samples, an image of a stream counts 1 / e.
     """
 
     surfaces: list[Surface]
-    mover: Mover | None = None
+    predictor: Predictor | None = None
     memory: float = math.inf
 
 
@@ -141,7 +141,7 @@ class Method:
         _check_fields(self)
 
     def assemble(self) -> Assembly:
-        """Return surfaces and mover, to be put on one model."""
+        """Return surfaces and predictor, to be put on one model."""
         raise NotImplementedError
 
     def for_outputs(self, kind: OutputKind | None) -> Method:
@@ -199,7 +199,7 @@ class GradientMethod(Method):
         return {"optimizer": self.optimiser(self.lr), "steps": self.steps, "logits": self.logits}
 
     def assembly(
-        self, *moved: Surface, mover: Mover, statistics: Sequence[Surface] | None = None
+        self, *moved: Surface, predictor: Predictor, statistics: Sequence[Surface] | None = None
     ) -> Assembly:
         """Return statistics, the surfaces that steps move, and the gains of a filter if given.
 
@@ -211,7 +211,7 @@ class GradientMethod(Method):
             statistics = statistics_surfaces(self.statistics, below)
         surfaces = [*statistics, *moved, *below]
         memory = CONSTANTS.memory if below and is_closed_form(gain) else math.inf
-        return Assembly(surfaces, mover, memory)
+        return Assembly(surfaces, predictor, memory)
 
 
 def statistics_surfaces(

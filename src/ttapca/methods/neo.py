@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ttapca.adaptation.optimisation import Mover, Run
+from ttapca.adaptation.optimisation import Predictor, Run
 from ttapca.adaptation.surfaces import Surface
 from ttapca.errors import LayerOutputError
 from ttapca.methods.method import (
@@ -157,7 +157,7 @@ class CentredLayer(Wrapper):
         return forward(**{**kwargs, name: self.surface.centred(self.layer, kwargs[name])})
 
 
-class CentredPass(Mover):
+class CentredPass(Predictor):
     """One pass, which must have gone through the classifier."""
 
     reads: Reads = "classes"

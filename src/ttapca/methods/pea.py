@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ttapca.adaptation.optimisation import Mover, Run
+from ttapca.adaptation.optimisation import Predictor, Run
 from ttapca.adaptation.surfaces import Surface
 from ttapca.errors import AttachError, LayerOutputError, NotEnoughDataError, OptionError
 from ttapca.methods.method import PROBABILITIES, Assembly, Count, Method, Positive, Share, register
@@ -97,13 +97,13 @@ class PEA(Method):
             )
 
     def assemble(self) -> Assembly:
-        """Return the alignment, and a mover that passes each batch through twice."""
+        """Return the alignment, and a predictor that passes each batch through twice."""
         alignment = Alignment(self)
         return Assembly([alignment], TwoPasses(alignment, self.augment))
 
 
 class Alignment(Surface):
-    """Aligns the features after some layers; the mover announces each pass.
+    """Aligns the features after some layers; the predictor announces each pass.
 
     A pass outside of an adapter's call aligns by the averages so far, and adds nothing to them.
     """
@@ -307,7 +307,7 @@ class AlignedLayer(Wrapper):
         return self.surface.seen(self.layer, self.number, forward(*args, **kwargs))
 
 
-class TwoPasses(Mover):
+class TwoPasses(Predictor):
     """Passes each batch through twice, with its views, and averages their logits."""
 
     reads: Reads = "probabilities"

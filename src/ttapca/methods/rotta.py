@@ -102,7 +102,7 @@ class RoTTA(GradientMethod):
     def assemble(self) -> Assembly:
         """Return scale and shift, and slow statistics, moved by a memory."""
         slow = SlowStatistics(self.statistics_momentum)
-        return self.assembly(NormAffine(), mover=MemorySteps(self, slow), statistics=[slow])
+        return self.assembly(NormAffine(), predictor=MemorySteps(self, slow), statistics=[slow])
 
 
 class Sample(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.adaptation.optimisation import MOMENTUM, Run, Stepper, sgd
-from ttapca.adaptation.surfaces.trainable import Place, Weights, norm_affine
+from ttapca.adaptation.surfaces.trainable import Slot, Weights, norm_affine
 from ttapca.methods.method import Assembly, GradientMethod, NotNegative, Positive, register
 from ttapca.methods.weights import put_back, with_values
 from ttapca.support.outputs import softmax_entropy
@@ -59,7 +59,7 @@ class SAR(GradientMethod):
         """Return scale and shift, moved by reliable samples."""
         select = functools.partial(_norm_affine_but, leave_out=tuple(self.leave_out))
         affine = Weights(select, "scale and shift of normalisation layers that are not left out")
-        return self.assembly(affine, mover=SharpnessAwareSteps(self))
+        return self.assembly(affine, predictor=SharpnessAwareSteps(self))
 
 
 class SharpnessAwareSteps(Stepper):
@@ -145,7 +145,7 @@ class SharpnessAwareSteps(Stepper):
             self.recoveries += 1
 
 
-def _norm_affine_but(model: nn.Module, leave_out: Sequence[str]) -> list[Place]:
+def _norm_affine_but(model: nn.Module, leave_out: Sequence[str]) -> list[Slot]:
     """Return scale and shift of the normalisation layers whose path fits no shell pattern."""
     paths = {module: path for path, module in model.named_modules()}
     return [

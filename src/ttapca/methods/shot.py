@@ -25,7 +25,7 @@ from ttapca.adaptation.optimisation import (
     negative_entropy,
     sgd,
 )
-from ttapca.adaptation.surfaces.trainable import Place, Weights
+from ttapca.adaptation.surfaces.trainable import Slot, Weights
 from ttapca.errors import LayerOutputError
 from ttapca.methods.method import CLASSES, Assembly, GradientMethod, NotNegative, register
 from ttapca.support.modules import caught_inputs, find_classifier
@@ -62,12 +62,14 @@ class SHOT(GradientMethod):
     def assemble(self) -> Assembly:
         """Return all weights but the classifier's, moved by information maximisation."""
         select = functools.partial(_feature_extractor, classifier=self.classifier)
-        mover = (
+        predictor = (
             PseudoLabelSteps(self)
             if self.pseudo_labels
             else GradientSteps(information_maximisation, reads="classes", **self.stepping())
         )
-        return self.assembly(Weights(select, "weights of the feature extractor"), mover=mover)
+        return self.assembly(
+            Weights(select, "weights of the feature extractor"), predictor=predictor
+        )
 
 
 def information_maximisation(logits: Tensor) -> Tensor:
@@ -80,7 +82,7 @@ def information_maximisation(logits: Tensor) -> Tensor:
     return mean_entropy(logits) + negative_entropy(class_marginal(logits))
 
 
-def _feature_extractor(model: nn.Module, *, classifier: str | None = None) -> list[Place]:
+def _feature_extractor(model: nn.Module, *, classifier: str | None = None) -> list[Slot]:
     """Return every parameter of a model but those of its classifier."""
     # By identity: weights that the classifier shares with another layer stay frozen in both.
     frozen = {id(parameter) for parameter in find_classifier(model, classifier).parameters()}

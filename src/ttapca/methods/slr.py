@@ -74,8 +74,8 @@ class SLR(GradientMethod):
     def assemble(self) -> Assembly:
         """Return the transformation, scale and shift, moved by the objective."""
         transform = InputTransform(self.channels, seed=self.seed)
-        mover = GradientSteps(DiverseLikelihood(self), reads="classes", **self.stepping())
-        return self.assembly(transform, NormAffine(), mover=mover)
+        predictor = GradientSteps(DiverseLikelihood(self), reads="classes", **self.stepping())
+        return self.assembly(transform, NormAffine(), predictor=predictor)
 
 
 class DiverseLikelihood:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ttapca._checks import Number, Whole
 from ttapca.adaptation.chain_passes import ChainPasses, Order, RunCounts
-from ttapca.adaptation.optimisation import GradientSteps, Logits, Mover, Run, adam, mean_entropy
+from ttapca.adaptation.optimisation import GradientSteps, Logits, Predictor, Run, adam, mean_entropy
 from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains, StreamStatistics, Surface
 from ttapca.errors import LayerOutputError, OptionError, ShapeError
 from ttapca.fitting.fitted_filter import FittedFilter
@@ -243,12 +243,12 @@ class Wiener(Method):
         if image_filter is not None and self.outliers is not False:
             # Attached last, though it acts first: a folded filter wants a layer without hooks.
             surfaces.append(OutlierRepair(image_filter, constants))
-        mover: Mover | None = None
+        predictor: Predictor | None = None
         if self._counts_classes and (known := self._classes()) is not None:
-            mover = RunCounts(known, constants)
+            predictor = RunCounts(known, constants)
         if classes is not None:
             following = [each for each in statistics if isinstance(each, StreamStatistics)]
-            mover = ChainPasses(
+            predictor = ChainPasses(
                 classes,
                 following[0] if following else None,
                 required=self.order is not None,
@@ -256,8 +256,8 @@ class Wiener(Method):
                 constants=constants,
             )
         if self.views == 2:
-            mover = MirroredView(mover or Mover())
-        return Assembly(surfaces, mover, self.memory)
+            predictor = MirroredView(predictor or Predictor())
+        return Assembly(surfaces, predictor, self.memory)
 
 
 @register("ttapca-closed", **OURS)
@@ -298,8 +298,8 @@ class PulledWiener(Wiener):
         return False
 
     def assemble(self) -> Assembly:
-        """Return the same, and a mover of a factor on each gain."""
-        return dataclasses.replace(super().assemble(), mover=PulledSteps(self))
+        """Return the same, and a predictor of a factor on each gain."""
+        return dataclasses.replace(super().assemble(), predictor=PulledSteps(self))
 
 
 class PulledSteps(GradientSteps):
@@ -318,26 +318,26 @@ class PulledSteps(GradientSteps):
         return self.objective(logits) + self.pull * away
 
 
-class MirroredView(Mover):
-    """Gives another mover the mean of the logits for images and mirrored images.
+class MirroredView(Predictor):
+    """Gives another predictor the mean of the logits for images and mirrored images.
 
-    Every pass of that mover becomes two. The second one, over the mirrored images, reads the
+    Every pass of that predictor becomes two. The second one, over the mirrored images, reads the
     stream and does not count: gains are those of the images themselves, statistics those of the
     mirrored batch and of the same past. If no shift is sure, there is only the first pass, and the
-    logits are those of the other mover, bit for bit.
+    logits are those of the other predictor, bit for bit.
 
     Args:
-        inner: The other mover, without gradient steps.
+        inner: The other predictor, without gradient steps.
     """
 
-    def __init__(self, inner: Mover) -> None:
+    def __init__(self, inner: Predictor) -> None:
         super().__init__()
         self.inner = inner
         self.reads = inner.reads
 
     @property
     def kind(self) -> str:
-        """The kind of the other mover: a second look leaves nothing in a stream."""
+        """The kind of the other predictor: a second look leaves nothing in a stream."""
         return self.inner.kind
 
     def join(self, stream: Stream) -> None:
@@ -385,5 +385,5 @@ class MirroredView(Mover):
         return (logits + back) / 2
 
     def facts_in(self, state: StreamState) -> dict[str, Any]:
-        """Return the other mover's facts about a stream."""
+        """Return the other predictor's facts about a stream."""
         return self.inner.facts_in(state)

@@ -108,12 +108,12 @@ class BatchedNetwork:
         outputs: EvaluatedKind | None = None,
     ) -> None:
         made = method.for_outputs(outputs).assemble()
-        if made.mover is not None and made.mover.reads == "nothing":
-            made.mover.reads = "probabilities"
+        if made.predictor is not None and made.predictor.reads == "nothing":
+            made.predictor.reads = "probabilities"
         self._adapter = Adapter(
             model,
             made.surfaces,
-            made.mover,
+            made.predictor,
             forgetting="online",
             logits=logits,
             outputs=outputs,
@@ -136,7 +136,7 @@ class BatchedNetwork:
     @property
     def outputs(self) -> OutputKind:
         """The meaning of the outputs of the last pass."""
-        return self._adapter.mover.outputs.found
+        return self._adapter.predictor.outputs.found
 
     @property
     def kind(self) -> str:
@@ -179,7 +179,7 @@ class BatchedNetwork:
         return found
 
     def _check(self, logits: Tensor, rows: int, outcomes: Sequence[StreamOutcome]) -> None:
-        outputs = self._adapter.mover.outputs
+        outputs = self._adapter.predictor.outputs
         if outputs.of_pixels(logits) or len(logits) != rows:
             found = tuple(outputs.as_returned(logits).shape)
             raise LayerOutputError(
@@ -204,7 +204,7 @@ class BatchedNetwork:
         """Return the result for one stream, whose rows of the batch begin at `first`."""
         size, now = len(images), time.time()
         answered, remembered = logits[:size], logits[-size:]
-        returned = self._adapter.mover.outputs.as_returned(answered).clone()
+        returned = self._adapter.predictor.outputs.as_returned(answered).clone()
         adapted = outcome.filtered and record.mode == "on"
         if not torch.isfinite(remembered).all():
             skipped = dataclasses.replace(record, skipped=record.skipped + 1)

@@ -2,7 +2,7 @@
 
 A surface is put on a model, switched on and off, reset and taken away again, without touching the
 model's weights or buffers. It does not decide how it changes: either its state follows from the
-data in the forward pass, or a mover takes gradient steps on its parameters.
+data in the forward pass, or a predictor takes gradient steps on its parameters.
 """
 
 from ttapca.adaptation.surfaces.base import Surface

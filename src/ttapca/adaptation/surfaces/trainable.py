@@ -15,8 +15,8 @@ from ttapca.spectral.stream import Stream, set_values
 from ttapca.support.wrapping import Wrapper, surely, wrappers_of
 
 # A parameter of a model: the module that owns it, and its name there.
-Place = tuple[nn.Module, str]
-Select = Callable[[nn.Module], list[Place]]
+Slot = tuple[nn.Module, str]
+Select = Callable[[nn.Module], list[Slot]]
 
 
 class AroundForward(Wrapper):
@@ -55,13 +55,13 @@ class Weights(Surface):
         self.copies = nn.ParameterList()
         self._select = select
         self._what = what
-        self._places: list[list[Place]] = []  # tied weights: one copy, several places
+        self._places: list[list[Slot]] = []  # tied weights: one copy, several places
         self._originals: list[Tensor] = []  # filled while the copies are in their place
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Copy the chosen parameters, and use the copies in forward passes."""
         super().attach(model, stream)
-        by_original: dict[nn.Parameter, list[Place]] = {}
+        by_original: dict[nn.Parameter, list[Slot]] = {}
         for module, name in self._select(model):
             by_original.setdefault(getattr(module, name), []).append((module, name))
         if not by_original:
@@ -149,10 +149,10 @@ class NormAffine(Weights):
         super().__init__(norm_affine, "scale and shift of normalisation layers")
 
 
-def norm_affine(model: nn.Module) -> list[Place]:
+def norm_affine(model: nn.Module) -> list[Slot]:
     """Return scale and shift of all BatchNorm layers, or else of LayerNorm and GroupNorm layers."""
     for kinds in ((_BatchNorm,), (nn.LayerNorm, nn.GroupNorm)):
-        places: list[Place] = [
+        places: list[Slot] = [
             (module, name)
             for module in model.modules()
             if isinstance(module, kinds)
@@ -164,7 +164,7 @@ def norm_affine(model: nn.Module) -> list[Place]:
     return []
 
 
-def all_parameters(model: nn.Module) -> list[Place]:
+def all_parameters(model: nn.Module) -> list[Slot]:
     """Return every floating-point parameter of a model."""
     return [
         (module, name)
