@@ -73,7 +73,7 @@ def adapted() -> tuple[int, int]:
     [
         ("fit", fitted, 36, 389),
         ('adapt(model, "wiener")', adapted, 39, 136),
-        ('a call of "ttapca-relu"', lambda: called("ttapca-relu"), 12, 59),
+        ('a call of "ttapca-relu"', lambda: called("ttapca-relu"), 12, 55),
         ('a call of "wiener"', lambda: called("wiener"), 29, 259),
     ],
 )

@@ -34,7 +34,7 @@ from ttapca.support.modules import (
 )
 from ttapca.support.norm_layers import make_gradients_safe
 from ttapca.support.outputs import FindLogits, OutputKind, Outputs
-from ttapca.support.tensors import new_casts, not_below_float32
+from ttapca.support.tensors import not_below_float32
 from ttapca.support.wrapping import EvaluationMode, Patches, finally_do, surely, wrappers_of
 
 Forgetting = Literal["episodic", "online", "continual"]
@@ -42,17 +42,11 @@ Forgetting = Literal["episodic", "online", "continual"]
 
 @dataclass(frozen=True, eq=False)
 class StreamOutcome:
-    """The result of a batch of several streams for one of them.
+    """The result of a batch of several streams for one of them."""
 
-    Attributes:
-        state: Of the stream after the batch.
-        batch: Of its last pass.
-        number: Of the stream in that batch.
-    """
-
-    state: StreamState
-    batch: StreamBatch
-    number: int
+    state: StreamState  # of the stream after the batch
+    batch: StreamBatch  # of its last pass
+    number: int  # of the stream in that batch
 
     @property
     def seen(self) -> bool:
@@ -252,12 +246,17 @@ class Adapter(nn.Module):
         # goes on adapting is made by `ttapca.serving.export_onnx`.
         if torch.compiler.is_exporting():
             return self._run_plain(*inputs, **options)
-        gradients = functools.partial(torch.set_grad_enabled, torch.is_grad_enabled())
         answer = functools.partial(self._answer, name, inputs, options)
-        # A batch that an error or an interrupt cuts off leaves no mark.
-        undone = functools.partial(surely, answer, then=self.hub.undo_batch)
+        # However a call ends, modes of torch are as before, and a batch that is cut off has left no
+        # mark.
+        for undo in (
+            self.hub.undo_batch,
+            functools.partial(torch.set_grad_enabled, torch.is_grad_enabled()),
+            functools.partial(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled()),
+        ):
+            answer = functools.partial(surely, answer, then=undo)
         with self._streams.lock:
-            return surely(undone, then=gradients)
+            return answer()
 
     def _answer(self, name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         if not self._enabled:
@@ -279,7 +278,7 @@ class Adapter(nn.Module):
         skip = self.predictor.skipped > skipped or left_out or not _is_finite(logits)
         if skip:
             self.predictor.skipped = skipped + 1  # a method may have counted single images
-        news = not skip and self.watch.alarm is not None and self._looked(logits)
+        news = not skip and self._looked(logits)
         returned: Tensor = self.predictor.outputs.as_returned(logits)
         stream.end_batch(skipped=skip)
         stepped = self.predictor.updates > updates
@@ -296,7 +295,7 @@ class Adapter(nn.Module):
     def _looked(self, logits: Tensor) -> bool:
         """Let the alarm look at a batch; return whether a shift began or ended."""
         batch = self.hub.batch
-        if batch is None:
+        if batch is None or self.watch.alarm is None:
             return False
         seen = logits if self.predictor.outputs.exclusive else None
         if seen is not None and batch.rows is not None:
@@ -311,7 +310,11 @@ class Adapter(nn.Module):
         with torch.inference_mode(False):
             inputs = tuple(_without_inference(value) for value in inputs)
             options = {name: _without_inference(value) for name, value in options.items()}
-            with torch.enable_grad(), new_casts():
+            # Autocast would keep its casts until its block ends, and so run the model with weights
+            # as they were before they were moved, or exchanged.
+            torch.clear_autocast_cache()
+            torch.set_autocast_cache_enabled(False)
+            with torch.enable_grad():
                 logits = self.predictor.predict(self._run, *inputs, **options).detach()
             if self.guard is not None:
                 call, self._calls = self._calls, self._calls + 1
@@ -359,15 +362,9 @@ class Adapter(nn.Module):
         """Predict images of several streams in one pass, and adapt to each stream.
 
         For methods without gradient steps, whose streams are states. These come in and go out: the
-        named streams of the adapter are not touched.
-
-        Args:
-            states: Of the streams.
-            images: Of all streams, those of one in order of arrival.
-            rows: The stream of each image, and how the image counts.
-
-        Returns:
-            Logits, as the predictor reads them, and the outcome for each stream.
+        named streams of the adapter are not touched. Images of one stream are in order of arrival;
+        `rows` has the stream of each, and how it counts. Return logits, as the predictor reads
+        them, and the outcome for each stream.
         """
         stream = self.hub
         alike = len(states) == 1 and bool((rows.counted & rows.filtered).all())

@@ -40,34 +40,22 @@ MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer
 
 
 class Predictor:
-    """Turns inputs into logits, and may move the surfaces' parameters; this one does not.
+    """Turns inputs into logits, and may move the surfaces' parameters; this one does not."""
 
-    Attributes:
-        keeps: Names of the attributes that a stream changes; they are replaced, never written into.
-        fixed: Names of lists of tensors that no stream changes, such as where parameters started.
-        needs_gradients: Whether it takes gradient steps; its calls are then made with gradients
-            enabled and on tensors that allow them.
-        forgets: Whether it forgets by itself before a batch is over, so that nothing can collapse.
-        reads: How it reads the model's outputs.
-        outputs: Finds the logits in the model's outputs, as the predictor reads them; set by the
-            adapter before `bind`.
-        backwards: Number of backward passes since it was made.
-        updates: Number of steps taken since it was made.
-        skipped: Number of batches that led to NaN or infinity. A predictor that meets one adds 1,
-            or more for single images; the adapter makes that 1 for each batch.
-    """
-
+    # Attributes that a stream changes (replaced, never written into), and lists of tensors that no
+    # stream changes, such as where parameters started.
     keeps: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[tuple[str, ...]] = ()
-    needs_gradients = False
-    forgets = False
+    needs_gradients = False  # whether it takes gradient steps
+    forgets = False  # by itself, before a batch is over, so that nothing can collapse
     reads: Reads = "nothing"
-    outputs: Outputs
+    outputs: Outputs  # finds the logits; set by the adapter before `bind`
     stream: Stream  # given by `join`
 
     def __init__(self) -> None:
-        self.backwards = 0
-        self.updates = 0
+        self.backwards = self.updates = 0  # backward passes and steps since it was made
+        # Batches that led to NaN or infinity. A predictor that meets one adds 1, or more for single
+        # images; the adapter makes that 1 for each batch.
         self.skipped = 0
 
     @property
@@ -226,25 +214,16 @@ class Draws:
 
 
 class Stepper(Predictor):
-    """A predictor that takes gradient steps.
+    """A predictor that takes gradient steps, and returns logits from before or after them.
 
-    Args:
-        optimizer: Makes the optimiser; Adam by default.
-        steps: Number of steps on each batch.
-        logits: From `before` or `after` the update.
-        seed: Seed of the generator; a reset draws the same again.
-
-    Attributes:
-        remembers_start: Whether `start` is filled, with a copy of all parameters.
-        start: Where the parameters started, for methods that go back there or stay near.
-        descent: Takes the steps.
-        generator: For methods that draw something, on the CPU; a stream has its own state of it.
+    A method that draws something does so by `generator`, on the CPU; a stream has its own state of
+    it, and a reset draws the same again.
     """
 
     fixed: ClassVar[tuple[str, ...]] = ("start",)
     needs_gradients = True
     reads: Reads = "probabilities"
-    remembers_start = False
+    remembers_start = False  # whether `start` is filled: where the parameters started
 
     def __init__(
         self,
@@ -314,14 +293,9 @@ class Stepper(Predictor):
 class GradientSteps(Stepper):
     """Lower an objective of the logits by gradient steps on each batch.
 
-    A method that needs more than an objective of the logits overrides `loss`, `moved` or `output`.
-
-    Args:
-        objective: A scalar function of the logits, shape (batch, classes, ...); a single logit z
-            comes as two, 0 and z. One with running state names it in `keeps`.
-        reads: How the objective reads them; see `ttapca.support.outputs`.
-        **stepping: See `Stepper`. `logits` are those of the forward pass `before` the last update,
-            as in TENT, or of one more `after` it, as in the paper.
+    The objective is a scalar function of the logits, shape (batch, classes, ...); a single logit z
+    comes as two, 0 and z. One with running state names it in `keeps`. A method that needs more
+    overrides `loss`, `moved` or `output`.
     """
 
     def __init__(
@@ -333,8 +307,8 @@ class GradientSteps(Stepper):
 
     def join(self, stream: Stream) -> None:
         """Declare the objective's running state as well."""
-        super().join(stream)
         stream.keep("objective", Attributes(self.objective, getattr(self.objective, "keeps", ())))
+        super().join(stream)
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Predict, step, and predict again if the logits are wanted from after the update."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-
-from ttapca.support.wrapping import finally_do
 
 Made = TypeVar("Made")
 WIDE = (torch.float32, torch.float64)
@@ -59,20 +56,6 @@ def own_precision(device: torch.device) -> AbstractContextManager[object]:
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return nullcontext()
-
-
-@contextmanager
-def new_casts() -> Iterator[None]:
-    """Let autocast cast weights anew in every pass.
-
-    It would keep its casts until its block ends, and so run the model with weights as they were
-    before they were moved, or exchanged.
-    """
-    before = torch.is_autocast_cache_enabled()
-    with finally_do(functools.partial(torch.set_autocast_cache_enabled, before)):
-        torch.clear_autocast_cache()
-        torch.set_autocast_cache_enabled(False)
-        yield
 
 
 class TensorCache(Generic[Made]):
