@@ -33,16 +33,7 @@ class ChainPasses(Predictor):
     many independent images the batch counts. The first plan is the expectation of the stream. The
     predictions of the pass, read in order, give the next plan. If the two differ, the pass is
     repeated for the images of this stream. The chain makes the outputs from those of the last pass.
-
-    Args:
-        classes: The classes of the source.
-        statistics: Those that follow the stream; None without any.
-        required: Whether logits of other classes are an error; else they are left as they are.
-        order: `video` for images that surely come in order.
-        constants: See `ttapca.spectral.constants`.
-
-    Attributes:
-        single: Whether a pass is never repeated.
+    Logits of other classes are an error if these are `required`, and else left as they are.
     """
 
     def __init__(
@@ -60,7 +51,7 @@ class ChainPasses(Predictor):
             classes.shares.double().numpy(), constants, ordered=order == "video"
         )
         self.reads = "classes" if required else "classes, if any"
-        self.single = False
+        self.single = False  # whether a pass is never repeated
         self._required = required
         self._statistics = statistics
         self._known = LayerClasses(classes, {}, constants)

@@ -162,14 +162,7 @@ def health_of(adapter: Adapter, name: str) -> Health:
 def facts_of(
     state: StreamState | None, surfaces: Sequence[Any], predictor: Predictor, watch: ShiftWatch
 ) -> dict[str, Any]:
-    """Return the facts about a stream, under names of `Health`.
-
-    Args:
-        state: Of the stream; None for a method that keeps none.
-        surfaces: Of the method.
-        predictor: Of the method.
-        watch: Looks for an alarm.
-    """
+    """Return the facts about a stream, under names of `Health`; a method may keep no state."""
     fixed = [each.mean_weight for each in surfaces if isinstance(each, BatchNormStatistics)]
     weight = next((each for each in fixed if each is not None), None)
     if state is None:

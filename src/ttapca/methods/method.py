@@ -107,17 +107,11 @@ Statistics = Literal["source", "batch", "mixed"] | Share | Mixture
 
 @dataclass(frozen=True)
 class Assembly:
-    """What a method is made of.
-
-    Attributes:
-        surfaces: What may change.
-        predictor: What moves them; None if they compute their own state in the forward pass.
-        memory: After this many samples, an image of a stream counts 1 / e.
-    """
+    """What a method is made of."""
 
     surfaces: list[Surface]
-    predictor: Predictor | None = None
-    memory: float = math.inf
+    predictor: Predictor | None = None  # None if surfaces compute their state in the forward pass
+    memory: float = math.inf  # after this many samples, an image of a stream counts 1 / e
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,25 +217,17 @@ def statistics_surfaces(
 ) -> list[Surface]:
     """Return the surfaces for a choice of statistics; a network without BatchNorm is no error.
 
-    Args:
-        statistics: `source`, `batch`, the weight of the batch, or `mixed`: a weight that rises with
-            the size of the batch, with the depth of the layer, and with how surely a closed-form
-            filter sees a shift; a `Mixture` says how.
-        below: The filters. `mixed` also mixes the GroupNorm or LayerNorm layers that they know.
-        classes: Takes the part that the classes of a batch explain out of statistics.
-        constants: See `ttapca.spectral.constants`.
-
-    Raises:
-        OptionError: LayerNorm was asked for, and no filter knows such layers.
+    `mixed` also mixes the GroupNorm or LayerNorm layers that the filters `below` know. The part
+    that `classes` explain is taken out of the statistics of a batch.
     """
-    closed = [surface for surface in below if surface.in_closed_form]
+    closed = [surface.fitted for surface in below if surface.in_closed_form]
     if statistics == "mixed":
         statistics = Mixture()
     if not isinstance(statistics, Mixture):
         weight = NAMED_STATISTICS[statistics] if isinstance(statistics, str) else statistics
         return [BatchNormStatistics(weight, required=False)]
     ends, prior = (statistics.first, statistics.last), statistics.prior
-    tokens = next((each.fitted.layer_norm_ for each in closed if each.fitted.layer_norm_), {})
+    tokens = next((each.layer_norm_ for each in closed if each.layer_norm_), {})
     if statistics.layer_norm and not tokens:
         raise OptionError(
             "`layer_norm` would have no effect: it needs a filter with closed-form gains, fitted "
@@ -249,13 +235,18 @@ def statistics_surfaces(
         )
     if not closed:
         return [BatchNormStatistics(ends, prior=prior, required=False)]
-    known = next((each.fitted.group_norm_ for each in closed if each.fitted.group_norm_), {})
+    known = next((each.group_norm_ for each in closed if each.group_norm_), {})
     mixes_tokens = classes is not None if statistics.layer_norm is None else statistics.layer_norm
+    # The more classes there are, the less it takes to mistake one for another: with a hundred of
+    # them, the full weight of a single image cost clean images three points. If their number is
+    # unknown, a single image has no weight.
+    counted = known_classes(closed)
+    share = 0.0 if counted is None else min(1.0, constants.few_classes / len(counted.shares))
     return [
         StreamStatistics(
             ends,
             prior=prior,
-            alone=statistics.alone * _share_alone(closed, constants),
+            alone=statistics.alone * share,
             source=known | tokens if mixes_tokens else known,
             classes=classes,
             constants=constants,
@@ -263,16 +254,9 @@ def statistics_surfaces(
     ]
 
 
-def _share_alone(closed: Sequence[SpectralGains], constants: Constants) -> float:
-    """Return the share of its weight that a single image has, by the number of classes.
-
-    The more classes there are, the less it takes to mistake one for another: with a hundred of
-    them, the full weight cost clean images three points. If their number is unknown, a single image
-    has no weight.
-    """
-    found = (each.fitted.classes_ for each in closed)
-    known = next((classes for classes in found if classes is not None), None)
-    return 0.0 if known is None else min(1.0, constants.few_classes / len(known.shares))
+def known_classes(filters: Sequence[FittedFilter]) -> SourceClasses | None:
+    """Return the classes of the source, from the first filter that knows them."""
+    return next((each.classes_ for each in filters if each.classes_ is not None), None)
 
 
 def needed_filter(given: object) -> FittedFilter:
@@ -357,12 +341,6 @@ class Registration:
 
 METHODS: dict[str, Registration] = {}
 """All methods by name: those of the literature by year, and those of this library after them."""
-
-
-def in_order() -> list[Registration]:
-    """Return all methods in the order of tables; of one year, in the order of registration."""
-    return sorted(METHODS.values(), key=lambda each: each.year)
-
 
 AnyMethod = TypeVar("AnyMethod", bound=type[Method])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.adaptation.optimisation import Predictor, Run
 from ttapca.adaptation.surfaces import Surface
+from ttapca.adaptation.surfaces.trainable import AroundForward
 from ttapca.errors import AttachError, LayerOutputError, NotEnoughDataError, OptionError
 from ttapca.methods.method import PROBABILITIES, Assembly, Count, Method, Positive, Share, register
 from ttapca.methods.views import images_and_forward, refuse_pixels
@@ -25,7 +26,7 @@ from ttapca.support.inputs import SourceData, source_batches
 from ttapca.support.modules import device_and_dtype, evaluation_mode, find_layer
 from ttapca.support.outputs import Reads, softmax_entropy
 from ttapca.support.tensors import at_least_float32
-from ttapca.support.wrapping import Result, Wrapper, surely, temporary_patches
+from ttapca.support.wrapping import Result, surely, temporary_patches
 
 Augment = Literal["none", "crop", "crop and flip"]
 Phase = Literal["idle", "measure", "align"]
@@ -110,14 +111,9 @@ class Alignment(Surface):
 
     def __init__(self, options: PEA) -> None:
         super().__init__()
-        self.group_size = options.group_size
-        self.momentum = options.momentum
-        self.smoothing = options.smoothing
-        self.drift_factor = options.drift_factor
-        self.entropy_jump = options.entropy_jump
+        # An adapter is copied and pickled without the data, which are read once.
+        self.options, self._source = replace(options, source=()), options.source
         self.paths: list[str] = list(options.layers or ())
-        self.stream = Stream()
-        self._source = options.source
         self._phase: Phase = "idle"
         self._distances: list[float] = []
 
@@ -141,13 +137,14 @@ class Alignment(Surface):
             }
             for name, tensor in here.items():
                 self.register_buffer(f"{name}_{number}", tensor.to(dtype).contiguous())
-        self._source = None  # an adapter is copied and pickled without the data
-        self.stream = stream or Stream()
+        self._source = ()
         self.stream.declare("weights", None)
         self.stream.declare("usual entropy", None)
         for number, layer in enumerate(layers):
             self.stream.declare(f"features/{number}", NOTHING_SEEN)
-            self.patches.wrap(layer, AlignedLayer(self, layer, number))
+            self.patches.wrap(
+                layer, AroundForward(self, functools.partial(self._run_layer, layer, number))
+            )
 
     @torch.no_grad()
     def _measure_source(self, model: nn.Module, layers: list[nn.Module]) -> list[list[Moments]]:
@@ -158,23 +155,22 @@ class Alignment(Surface):
             rows = rows_of(features_of(layer, output, self.paths[number]))
             groups = list(self._groups(rows.shape[1]))
             if number not in found:
-                sizes = [group.stop - group.start for group in groups]
+                sizes = [rows[:, group].shape[1] for group in groups]
                 found[number] = [Moments(size, device=rows.device) for size in sizes]
             for group, moments in zip(groups, found[number], strict=True):
                 moments.update(rows[:, group])
 
-        source = self._source if self._source is not None else ()
         # A loader that shuffles draws from the caller's random state, which is then restored.
         with torch.random.fork_rng(devices=[]), evaluation_mode(model), temporary_patches() as seen:
             for number, layer in enumerate(layers):
                 seen.hook_output(layer, functools.partial(see, number))
-            for samples in source_batches(source, model):
+            for samples in source_batches(self._source, model):
                 model(samples)
         if len(found) < len(layers) or any(groups[0].count < 2 for groups in found.values()):
             raise NotEnoughDataError(
                 "Mean and covariance need at least two samples of source data at every layer; "
-                "found fewer. Pass more of them as `source=`, and look whether the model calls "
-                f"all of {', '.join(f'`{path}`' for path in self.paths)}."
+                "found fewer. Pass more as `source=`, and look whether the model calls all of "
+                f"{', '.join(f'`{path}`' for path in self.paths)}."
             )
         return [found[number] for number in range(len(layers))]
 
@@ -198,11 +194,11 @@ class Alignment(Surface):
         usual = self.stream.past("usual entropy")
         if usual is None:
             usual = entropy
-        elif entropy > usual + self.entropy_jump:
+        elif entropy > usual + self.options.entropy_jump:
             for number in range(len(self.paths)):
                 self.stream.write(f"features/{number}", NOTHING_SEEN)
             usual = entropy
-        self.stream.write("usual entropy", _mixed(self.smoothing, entropy, usual))
+        self.stream.write("usual entropy", _mixed(self.options.smoothing, entropy, usual))
 
     def _during(self, phase: Phase, run: Callable[[], Result]) -> Result:
         def announced() -> Result:
@@ -214,8 +210,11 @@ class Alignment(Surface):
     def _rest(self) -> None:
         self._phase = "idle"
 
-    def seen(self, layer: nn.Module, number: int, output: Any) -> Any:
+    def _run_layer(
+        self, layer: nn.Module, number: int, forward: Run, /, *args: Any, **kwargs: Any
+    ) -> Any:
         """Return a layer's output, aligned or as it was."""
+        output = forward(*args, **kwargs)
         if not self.enabled:
             return output
         features = at_least_float32(features_of(layer, output, self.paths[number]))
@@ -275,36 +274,19 @@ class Alignment(Surface):
         old_mean, old_covariances, drift = self.stream.now(name)
         if old_mean is not None:
             away = float((mean - old_mean.to(mean)).abs().mean())
-            drift = _mixed(self.smoothing, away, drift)
-            if away <= self.drift_factor * drift:
-                mean = torch.lerp(old_mean.to(mean), mean, self.momentum)
+            drift = _mixed(self.options.smoothing, away, drift)
+            if away <= self.options.drift_factor * drift:
+                mean = torch.lerp(old_mean.to(mean), mean, self.options.momentum)
                 covariances = tuple(
-                    torch.lerp(old.to(new), new, self.momentum)
+                    torch.lerp(old.to(new), new, self.options.momentum)
                     for old, new in zip(old_covariances, covariances, strict=True)
                 )
         self.stream.write(name, (mean, covariances, drift))
         return True
 
     def _groups(self, channels: int) -> Iterator[slice]:
-        for start in range(0, channels, self.group_size):
-            yield slice(start, min(start + self.group_size, channels))
-
-    def extra_repr(self) -> str:
-        """Return what `print(adapter)` shows."""
-        return f"aligned layers: {len(self.paths)}"
-
-
-class AlignedLayer(Wrapper):
-    """Shows the output of one layer to the surface."""
-
-    def __init__(self, surface: Alignment, layer: nn.Module, number: int) -> None:
-        self.surface = surface
-        self.layer = layer
-        self.number = number
-
-    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer, and align what it returns."""
-        return self.surface.seen(self.layer, self.number, forward(*args, **kwargs))
+        size = self.options.group_size
+        return (slice(start, start + size) for start in range(0, channels, size))
 
 
 class TwoPasses(Predictor):

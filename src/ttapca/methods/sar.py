@@ -63,12 +63,7 @@ class SAR(GradientMethod):
 
 
 class SharpnessAwareSteps(Stepper):
-    """See `SAR`.
-
-    Attributes:
-        recoveries: How often the weights returned to the source.
-        average: The moving average of the loss; None until there is one.
-    """
+    """Steps on reliable samples at the worst point nearby; see `SAR`."""
 
     keeps = ("average", "recoveries")
     remembers_start = True
@@ -76,12 +71,8 @@ class SharpnessAwareSteps(Stepper):
     def __init__(self, options: SAR) -> None:
         super().__init__(**options.stepping())
         self.options = options
-        self.recoveries = 0
-        self.average: float | None = None
-
-    def __repr__(self) -> str:
-        """Return one line for a person."""
-        return f"{super().__repr__()}, recoveries={self.recoveries}"
+        self.recoveries = 0  # how often the weights returned to the source
+        self.average: float | None = None  # moving, of the loss
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Predict, and step if there are reliable samples."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -224,25 +223,17 @@ class InputTransform(Surface):
         mixed: Tensor = self.mix * images + (1 - self.mix) * self.residual(images)
         return self.scale.view(-1, 1, 1) * mixed + self.shift.view(-1, 1, 1)
 
-    def extra_repr(self) -> str:
-        """Return what `print(adapter)` shows."""
-        numbers = sum(parameter.numel() for parameter in self.parameters())
-        return f"input transformation: {numbers:,} numbers"
-
-    def run(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a forward pass on transformed images; nested passes are not transformed again."""
         if self._inside or not self.enabled:
             return forward(*args, **kwargs)
-        return surely(functools.partial(self._enter, forward, args, kwargs), then=self._leave)
 
-    def _enter(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        self._inside = True
-        args, kwargs = map_first_tensor(self, args, kwargs)
-        return forward(*args, **kwargs)
+        def inside() -> Any:
+            self._inside = True
+            changed, named = map_first_tensor(self, args, kwargs)
+            return forward(*changed, **named)
+
+        return surely(inside, then=self._leave)
 
     def _leave(self) -> None:
         self._inside = False

@@ -120,11 +120,7 @@ def refuse_replaced(layers: Sequence[nn.Module]) -> None:
 
 
 class BatchNormLayer(Wrapper):
-    """Runs one layer with the statistics of a surface, while that is switched on.
-
-    Attributes:
-        weight: Of a large batch.
-    """
+    """Runs one layer with the statistics of a surface; `weight` is that of a large batch."""
 
     replaces = True
 

@@ -20,14 +20,16 @@ Select = Callable[[nn.Module], list[Slot]]
 
 
 class AroundForward(Wrapper):
-    """Lets a surface run the forward pass of a model by one of its methods."""
+    """Lets a method of a surface run a module."""
 
-    def __init__(self, surface: Surface, run: Callable[..., Any]) -> None:
-        self.surface, self.run = surface, run
+    def __init__(
+        self, surface: Surface, run: Callable[..., Any], *, replaces: bool = False
+    ) -> None:
+        self.surface, self.run, self.replaces = surface, run, replaces
 
     def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run one pass."""
-        return self.run(forward, args, kwargs)
+        return self.run(forward, *args, **kwargs)
 
 
 def has_surface(model: nn.Module, kind: type[Surface]) -> bool:
@@ -42,12 +44,8 @@ class Weights(Surface):
     """Copies of some of the model's weights, which take their place during a forward pass.
 
     Gradient steps move the copies, so the model's own parameters and its state dict stay as they
-    were. A new stream starts with the model's own values.
-
-    Args:
-        select: Chooses the parameters of a model; a function of a module, so that it can be
-            pickled.
-        what: Names them in errors: "affine parameters of normalisation layers".
+    were. A new stream starts with the model's own values. `select` chooses the parameters; it is a
+    function of a module, so that it can be pickled. `what` names them in errors.
     """
 
     def __init__(self, select: Select, what: str) -> None:
@@ -104,9 +102,7 @@ class Weights(Surface):
         self.step_back()
         return [original.detach().clone() for original in self._in_place()]
 
-    def run(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a forward pass with the copies in place; nested passes find them there."""
         if self._originals or not self.enabled:
             return forward(*args, **kwargs)
