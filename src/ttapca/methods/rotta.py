@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.adaptation.optimisation import Run, log_predictions
 from ttapca.adaptation.surfaces import NormAffine, Surface
-from ttapca.adaptation.surfaces.statistics import refuse_replaced
+from ttapca.adaptation.surfaces.base import refuse_replaced
 from ttapca.adaptation.surfaces.trainable import AroundForward
 from ttapca.errors import OptionError, ShapeError
 from ttapca.methods.method import (

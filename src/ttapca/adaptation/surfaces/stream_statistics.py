@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttapca.adaptation.surfaces.base import Surface
-from ttapca.adaptation.surfaces.statistics import refuse_replaced
+from ttapca.adaptation.surfaces.base import Surface, refuse_replaced
 from ttapca.errors import AttachError
 from ttapca.spectral.class_plan import ClassPlan, LayerClasses
 from ttapca.spectral.constants import CONSTANTS, Constants
