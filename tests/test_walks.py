@@ -72,7 +72,7 @@ def adapted() -> tuple[int, int]:
     ("name", "walk", "files", "changes"),
     [
         ("fit", fitted, 36, 389),
-        ('adapt(model, "wiener")', adapted, 39, 136),
+        ('adapt(model, "wiener")', adapted, 39, 133),
         ('a call of "ttapca-relu"', lambda: called("ttapca-relu"), 12, 55),
         ('a call of "wiener"', lambda: called("wiener"), 29, 259),
     ],

@@ -20,6 +20,7 @@ from ttapca.adaptation.named_streams import DEFAULT_STREAM, NamedStream, Streams
 from ttapca.adaptation.optimisation import Predictor
 from ttapca.adaptation.shift_alarm import ShiftAlarm, ShiftWatch
 from ttapca.adaptation.surfaces import SpectralGains, Surface
+from ttapca.adaptation.surfaces.filter_gains import known_classes
 from ttapca.errors import AttachError, OptionError, SavedStreamError
 from ttapca.fitting.attachment import detach_filter
 from ttapca.spectral.stream import Attributes, Stream, tensors_in
@@ -189,8 +190,8 @@ class Adapter(nn.Module):
         """Return the watch over the attached filters."""
         filters = [each for each in self._surfaces if isinstance(each, SpectralGains)]
         gains = [each.closed_form for each in filters]
-        known = (each.fitted.classes_ for each in filters)
-        shares = next((classes.shares for classes in known if classes is not None), None)
+        classes = known_classes(each.fitted for each in filters)
+        shares = None if classes is None else classes.shares
         return ShiftWatch(alarm, [gain for gain in gains if gain is not None], shares)
 
     @property

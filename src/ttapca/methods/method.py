@@ -48,6 +48,7 @@ from ttapca._checks import (
 )
 from ttapca.adaptation.optimisation import DEFAULT_LEARNING_RATE, Logits, Predictor, adam
 from ttapca.adaptation.surfaces import BatchNormStatistics, SpectralGains, StreamStatistics, Surface
+from ttapca.adaptation.surfaces.filter_gains import known_classes
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.spectral.constants import CONSTANTS, Constants
@@ -252,11 +253,6 @@ def statistics_surfaces(
             constants=constants,
         )
     ]
-
-
-def known_classes(filters: Sequence[FittedFilter]) -> SourceClasses | None:
-    """Return the classes of the source, from the first filter that knows them."""
-    return next((each.classes_ for each in filters if each.classes_ is not None), None)
 
 
 def needed_filter(given: object) -> FittedFilter:

@@ -14,6 +14,7 @@ from ttapca._checks import Number, Whole
 from ttapca.adaptation.chain_passes import ChainPasses, Order, RunCounts
 from ttapca.adaptation.optimisation import GradientSteps, Logits, Predictor, Run, adam, mean_entropy
 from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains, StreamStatistics, Surface
+from ttapca.adaptation.surfaces.filter_gains import known_classes
 from ttapca.errors import LayerOutputError, OptionError, ShapeError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.method import (
@@ -26,7 +27,6 @@ from ttapca.methods.method import (
     Positive,
     Share,
     Statistics,
-    known_classes,
     needed_filter,
     register,
     statistics_surfaces,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 
 from ttapca.adaptation.surfaces.base import Surface
@@ -12,8 +14,17 @@ from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import GainName, is_closed_form
+from ttapca.spectral.source_classes import SourceClasses
 from ttapca.spectral.stream import ParameterValues, Stream
 from ttapca.support.modules import core_of
+
+
+def known_classes(filters: Iterable[FittedFilter]) -> SourceClasses | None:
+    """Return the classes of the source, from the first filter that knows them."""
+    for each in filters:
+        if each.classes_ is not None:
+            return each.classes_
+    return None
 
 
 class SpectralGains(Surface):
