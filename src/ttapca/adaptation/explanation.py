@@ -26,23 +26,14 @@ USUAL = 0.05
 
 @dataclass(frozen=True)
 class BandReport:
-    """One band of neighbouring components.
+    """One band of neighbouring components."""
 
-    Attributes:
-        first: Number of the first component, counting from 1.
-        last: Number of the last component.
-        source_variance: Mean variance of a component in the source data.
-        test_variance: The same in the test data.
-        gain: The factor by which the filter scales the middle of the band.
-        p_value: Twice the share of source batches of that size that are at least as far out.
-    """
-
-    first: int
+    first: int  # number of the first component, counting from 1
     last: int
-    source_variance: float
+    source_variance: float  # mean of a component in the source data
     test_variance: float
-    gain: float
-    p_value: float = 1.0
+    gain: float  # the factor by which the filter scales the middle of the band
+    p_value: float = 1.0  # twice the share of source batches of that size at least as far out
 
     @property
     def bar(self) -> str:

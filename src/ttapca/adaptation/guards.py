@@ -30,19 +30,12 @@ GuardAction = Literal["rollback", "reset"]
 
 @dataclass(frozen=True)
 class GuardEvent:
-    """One intervention of a guard.
+    """One intervention of a guard."""
 
-    Attributes:
-        batch: Number of the call of the adapter, counting from 0.
-        action: `rollback` to the last good state, or `reset` to the source.
-        effective_classes: Number of classes over which the predictions of the window were spread.
-        entropy: Their mean entropy, as a share of the largest possible.
-    """
-
-    batch: int
+    batch: int  # number of the call of the adapter, counting from 0
     action: GuardAction
-    effective_classes: float
-    entropy: float
+    effective_classes: float  # over which the predictions of the window were distributed
+    entropy: float  # their mean entropy, as a share of the largest possible
 
 
 class CollapseGuard:

@@ -29,21 +29,13 @@ SURE_OF_ORDER = 0.8  # probability from which a line for a person says what the 
 
 @dataclass(frozen=True)
 class BandHealth:
-    """One band of neighbouring components of a filter.
+    """One band of neighbouring components of a filter."""
 
-    Attributes:
-        layer: The layer of the filter.
-        first: Number of the first component, counting from 1.
-        last: Number of the last component.
-        ratio: Size of the shift: variance in the stream over that in the source.
-        p_value: Twice the share of source batches that are at least as far out in this band.
-    """
-
-    layer: str
-    first: int
+    layer: str  # of the filter
+    first: int  # number of the first component, counting from 1
     last: int
-    ratio: float
-    p_value: float
+    ratio: float  # size of the shift: variance in the stream over that in the source
+    p_value: float  # twice the share of source batches that are at least as far out in this band
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ttapca._checks import Number, OneOf, Whole, check_option
 from ttapca.errors import AttachError, LayerOutputError, OptionError
 from ttapca.spectral.stream import STAYS, Attributes, Stream, map_tensors
 from ttapca.spectral.stream_batch import StreamBatch
@@ -234,8 +233,6 @@ class Stepper(Predictor):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_option("steps", steps, Whole(1))
-        check_option("logits", logits, OneOf(get_args(Logits)))
         self.steps = steps
         self.logits: Logits = logits
         self.descent = Descent(optimizer)
@@ -335,7 +332,6 @@ class GradientSteps(Stepper):
 
 def adam(lr: float = DEFAULT_LEARNING_RATE) -> OptimizerFactory:
     """Return a factory of Adam with this learning rate."""
-    check_option("lr", lr, Number(above=0))
     return functools.partial(_adam, lr=lr)
 
 
@@ -349,7 +345,6 @@ def sgd(
     lr: float = DEFAULT_LEARNING_RATE, *, momentum: float = 0.0, nesterov: bool = False
 ) -> OptimizerFactory:
     """Return a factory of stochastic gradient descent; see `torch.optim.SGD`."""
-    check_option("lr", lr, Number(above=0))
     return functools.partial(torch.optim.SGD, lr=lr, momentum=momentum, nesterov=nesterov)
 
 

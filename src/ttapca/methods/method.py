@@ -269,26 +269,15 @@ def needed_filter(given: object) -> FittedFilter:
 
 @dataclass(frozen=True)
 class Registration:
-    """A method by its name.
-
-    Attributes:
-        name: Such as `tent`.
-        method: The class.
-        summary: One line for a person.
-        paper: Where it was published.
-        needs: What it needs from the source domain: only the `model`, unlabelled `data`, or a
-            special `training`.
-        preset: Options that the name sets.
-        fixed: Those among them that cannot be changed under this name.
-    """
+    """A method by its name, such as `tent`."""
 
     name: str
     method: type[Method]
-    summary: str
-    paper: str
-    needs: SourceNeed
-    preset: Mapping[str, Any]
-    fixed: tuple[str, ...]
+    summary: str  # one line for a person
+    paper: str  # where it was published
+    needs: SourceNeed  # only the model, unlabelled data, or a special training
+    preset: Mapping[str, Any]  # options that the name sets
+    fixed: tuple[str, ...]  # the ones among them that cannot be changed under this name
 
     @property
     def year(self) -> float:

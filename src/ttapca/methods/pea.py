@@ -26,7 +26,7 @@ from ttapca.support.inputs import SourceData, source_batches
 from ttapca.support.modules import device_and_dtype, evaluation_mode, find_layer
 from ttapca.support.outputs import Reads, softmax_entropy
 from ttapca.support.tensors import at_least_float32
-from ttapca.support.wrapping import Result, surely, temporary_patches
+from ttapca.support.wrapping import Result, temporary_patches
 
 Augment = Literal["none", "crop", "crop and flip"]
 Phase = Literal["idle", "measure", "align"]
@@ -177,7 +177,7 @@ class Alignment(Surface):
     def measure(self, run: Callable[[], object]) -> None:
         """Find the weight of each layer from a pass of the model as it is."""
         self._distances = [0.0] * len(self.paths)
-        self._during("measure", run)
+        self.run_with(run, _phase="measure")
         finite = all(map(math.isfinite, self._distances))
         self.stream.write(
             "weights", _weights(self._distances) if finite else (0.0,) * len(self.paths)
@@ -186,7 +186,7 @@ class Alignment(Surface):
 
     def align(self, run: Callable[[], Result]) -> Result:
         """Run a pass whose features are taken into the running averages, and aligned."""
-        return self._during("align", run)
+        return self.run_with(run, _phase="align")
 
     def watch(self, logits: Tensor) -> None:
         """Follow the entropy of predictions, and forget everything if it jumps."""
@@ -198,17 +198,8 @@ class Alignment(Surface):
             for number in range(len(self.paths)):
                 self.stream.write(f"features/{number}", NOTHING_SEEN)
             usual = entropy
-        self.stream.write("usual entropy", _mixed(self.options.smoothing, entropy, usual))
-
-    def _during(self, phase: Phase, run: Callable[[], Result]) -> Result:
-        def announced() -> Result:
-            self._phase = phase
-            return run()
-
-        return surely(announced, then=self._rest)
-
-    def _rest(self) -> None:
-        self._phase = "idle"
+        share = self.options.smoothing
+        self.stream.write("usual entropy", share * entropy + (1 - share) * usual)
 
     def _run_layer(
         self, layer: nn.Module, number: int, forward: Run, /, *args: Any, **kwargs: Any
@@ -231,7 +222,10 @@ class Alignment(Surface):
         mean, _, _ = self.stream.now(f"features/{number}")
         if mean is None:
             return output
-        return _as_before(self._aligned(number, rows, weight), layer, output)
+        where = _channels(layer, output)
+        shape = output.movedim(where, -1).shape
+        aligned = self._aligned(number, rows, weight).reshape(shape)
+        return aligned.movedim(-1, where).to(output.dtype)
 
     def _distance(self, number: int, features: Tensor) -> float:
         """Return how far the features after a layer are from the source (d_l)."""
@@ -274,7 +268,7 @@ class Alignment(Surface):
         old_mean, old_covariances, drift = self.stream.now(name)
         if old_mean is not None:
             away = float((mean - old_mean.to(mean)).abs().mean())
-            drift = _mixed(self.options.smoothing, away, drift)
+            drift = self.options.smoothing * away + (1 - self.options.smoothing) * drift
             if away <= self.options.drift_factor * drift:
                 mean = torch.lerp(old_mean.to(mean), mean, self.options.momentum)
                 covariances = tuple(
@@ -360,13 +354,6 @@ def rows_of(features: Tensor) -> Tensor:
     return features.movedim(1, -1).reshape(-1, features.shape[1])
 
 
-def _as_before(rows: Tensor, layer: nn.Module, output: Tensor) -> Tensor:
-    """Return rows in the shape and precision of a layer's output."""
-    where = _channels(layer, output)
-    moved = output.movedim(where, -1).shape
-    return rows.reshape(moved).movedim(-1, where).to(output.dtype)
-
-
 def _channels(layer: nn.Module, output: Tensor) -> int:
     """Return which dimension holds the channels: the last one of tokens, else the second."""
     if isinstance(layer, nn.LayerNorm):
@@ -390,10 +377,6 @@ def _weights(distances: list[float]) -> tuple[float, ...]:
     if len(distances) == 1:
         return (1.0,)
     return tuple((each - least) / (most - least) if most > least else 0.0 for each in distances)
-
-
-def _mixed(weight: float, new: float, old: float) -> float:
-    return weight * new + (1 - weight) * old
 
 
 def _regularised(covariance: Tensor) -> Tensor:

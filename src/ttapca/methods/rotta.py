@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -40,7 +40,6 @@ from ttapca.support.norm_layers import (
 )
 from ttapca.support.outputs import Reads
 from ttapca.support.tensors import at_least_float32
-from ttapca.support.wrapping import Result, surely
 
 Who = Literal["student", "teacher"]
 
@@ -188,18 +187,6 @@ class SlowStatistics(Surface):
             run = functools.partial(self._run_layer, layer, number)
             self.patches.wrap(layer, AroundForward(self, run, replaces=True))
 
-    def run_as(self, who: Who, run: Callable[[], Result], *, learn: bool = False) -> Result:
-        """Run something with the statistics of the student or the teacher, which may learn."""
-
-        def switched() -> Result:
-            self.who, self.learns = who, learn
-            return run()
-
-        return surely(switched, then=self._back)
-
-    def _back(self) -> None:
-        self.who, self.learns = "student", False
-
     def _run_layer(
         self, layer: _BatchNorm, number: int, forward: Run, /, *args: Any, **kwargs: Any
     ) -> Any:
@@ -281,9 +268,7 @@ class MemorySteps(TaughtSteps):
         for _ in range(self.steps):
             target = self._ask_teacher(images, forward, learn=True)
             views = self.jitter(images, self.generator)
-            student = self.statistics.run_as(
-                "student", functools.partial(forward, views), learn=True
-            )
+            student = self.statistics.run_with(functools.partial(forward, views), learns=True)
             surprise = surprise_of(student, target)  # (samples,)
             if not self.step((weights.to(surprise) * surprise).mean()):
                 return False
@@ -293,5 +278,5 @@ class MemorySteps(TaughtSteps):
     @torch.no_grad()
     def _ask_teacher(self, images: Tensor, forward: Forward, *, learn: bool = False) -> Tensor:
         ask = functools.partial(forward, images)
-        as_teacher = functools.partial(self.statistics.run_as, "teacher", ask, learn=learn)
+        as_teacher = functools.partial(self.statistics.run_with, ask, who="teacher", learns=learn)
         return with_values(self.descent.parameters, self.teacher_weights, as_teacher)

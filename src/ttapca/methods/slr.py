@@ -30,7 +30,6 @@ from ttapca.spectral.stream import ParameterValues, Stream
 from ttapca.support.inputs import map_first_tensor
 from ttapca.support.modules import device_and_dtype
 from ttapca.support.outputs import log_softmax
-from ttapca.support.wrapping import surely
 
 WIDTH = 16  # channels inside the residual network of an input transformation
 
@@ -228,15 +227,11 @@ class InputTransform(Surface):
         if self._inside or not self.enabled:
             return forward(*args, **kwargs)
 
-        def inside() -> Any:
-            self._inside = True
+        def transformed() -> Any:
             changed, named = map_first_tensor(self, args, kwargs)
             return forward(*changed, **named)
 
-        return surely(inside, then=self._leave)
-
-    def _leave(self) -> None:
-        self._inside = False
+        return self.run_with(transformed, _inside=True)
 
 
 def _channels_of(model: nn.Module) -> int:

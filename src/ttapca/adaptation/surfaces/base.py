@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import nn
 
 from ttapca.errors import AttachError
 from ttapca.spectral.stream import Stream
-from ttapca.support.wrapping import Patches, is_replaced
+from ttapca.support.wrapping import Patches, Result, is_replaced, surely
 
 
 class Surface(nn.Module):
@@ -44,6 +46,20 @@ class Surface(nn.Module):
         if self.patches.noted:
             raise AttachError("A surface goes on one model; this one is attached already.")
         self.stream = stream or Stream()
+
+    def run_with(self, run: Callable[[], Result], **values: Any) -> Result:
+        """Run something while attributes of the surface have other values."""
+        before = {name: getattr(self, name) for name in values}
+
+        def put(given: dict[str, Any]) -> None:
+            for name, value in given.items():
+                setattr(self, name, value)
+
+        def inside() -> Result:
+            put(values)
+            return run()
+
+        return surely(inside, then=functools.partial(put, before))
 
     def detach(self) -> None:
         """Take the surface away without a trace; harmless when it is not attached."""

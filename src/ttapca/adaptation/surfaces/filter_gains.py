@@ -33,12 +33,10 @@ class SpectralGains(Surface):
     Args:
         fitted: The filter, which knows its layer.
         gain: Which gains; see `ttapca.spectral.gains`.
-        strict: See `ttapca.attach`.
+        strict: See `ttapca.attach`; it may be set until the filter is attached.
         **options: Options of the gain.
 
     Attributes:
-        fitted: See above.
-        strict: See above; it may be set until the filter is attached.
         in_closed_form: Whether the gains follow from the data.
         filter: The filter on the model, once attached; its parameters are those of its gains.
     """
