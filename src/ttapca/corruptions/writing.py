@@ -9,10 +9,8 @@ with the files that are missing.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -231,7 +229,7 @@ class Export:
         each = max(1, _PIXELS_PER_TASK // (height * width))
         for name in names:
             file = _staging(self.path(name))
-            offset = _reserve(file, self.shape)
+            offset = _start(file, self.shape)
             for severity in self.severities:
                 for first in range(0, count, each):
                     images = self.images[first : first + each]
@@ -303,17 +301,7 @@ def _whole(path: Path, shape: tuple[int, ...], dtype: DTypeLike = np.uint8) -> b
     return bool(found.shape == shape and found.dtype == dtype)
 
 
-def _reserve(path: Path, shape: tuple[int, ...]) -> int:
-    """Start an `.npy` file and reserve its space, so that a full disk shows before the work.
-
-    Return the place of the first image.
-    """
+def _start(path: Path, shape: tuple[int, ...]) -> int:
+    """Start an `.npy` file, and return the place of its first image."""
     offset: int = np.lib.format.open_memmap(path, "w+", np.uint8, shape).offset
-    if hasattr(os, "posix_fallocate"):  # not on every system
-        with path.open("r+b") as file:
-            try:
-                os.posix_fallocate(file.fileno(), 0, _npy_size(shape))
-            except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # nor every file system
-                    raise
     return offset
