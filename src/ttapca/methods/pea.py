@@ -112,7 +112,8 @@ class Alignment(Surface):
     def __init__(self, options: PEA) -> None:
         super().__init__()
         # An adapter is copied and pickled without the data, which are read once.
-        self.options, self._source = replace(options, source=()), options.source
+        self.options = replace(options, source=())
+        self._source: SourceData = () if options.source is None else options.source
         self.paths: list[str] = list(options.layers or ())
         self._phase: Phase = "idle"
         self._distances: list[float] = []

@@ -200,8 +200,9 @@ class Wiener(Method):
 
     @functools.cached_property
     def _filters(self) -> list[FittedFilter]:
-        several = isinstance(self.filter, (list, tuple)) and self.filter
-        return [needed_filter(one) for one in (self.filter if several else [self.filter])]
+        if isinstance(self.filter, (list, tuple)) and self.filter:
+            return [needed_filter(one) for one in self.filter]
+        return [needed_filter(self.filter)]
 
     @functools.cached_property
     def _classes(self) -> SourceClasses | None:
