@@ -395,9 +395,9 @@ class Adapter(nn.Module):
             finished = {own: own.finish() for own in {own for own, _ in last}}
         return logits, [StreamOutcome(finished[own][place], own, place) for own, place in last]
 
-    def facts_of(self, state: StreamState) -> dict[str, Any]:
+    def facts_of(self, state: StreamState | None) -> dict[str, Any]:
         """Return the facts about a stream of this state, under names of `Health`."""
-        return facts_of(state, self._surfaces, self.predictor, self.watch)
+        return facts_of(self, state)
 
     def stream(self, name: str) -> NamedStream:
         """Return one of several streams, which share only the model and the filter.
