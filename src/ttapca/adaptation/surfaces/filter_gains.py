@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from ttapca.adaptation.surfaces.base import Surface
-from ttapca.adaptation.surfaces.inputs import InputCheck
+from ttapca.adaptation.surfaces.input_check import InputCheck
 from ttapca.errors import TruncationWarning, warn_caller
 from ttapca.fitting.attachment import prepare
 from ttapca.fitting.fitted_filter import FittedFilter
