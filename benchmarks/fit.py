@@ -203,13 +203,12 @@ def run(options: argparse.Namespace) -> Result:
     return Result(
         title="Fit",
         text=(
-            "The first layer of the CIFAR networks, 3x3 and 3 -> 16, p = 16 x side^2 outputs; "
-            "images with the spectrum of photographs, seed 0. The library's routes read images and "
-            "run the layer, which counts; scikit-learn and `torch.pca_lowrank` are given all "
-            "activations, whose making does not count. Angle: largest principal angle to the exact "
-            "subspace. Against a float64 SVD (1,500 images of 8x8, 150 components) the folded "
-            f"route is off by {exact['error']:.1e} in a singular value and {exact['degrees']:.1e} "
-            "degrees (a float32 copy of the basis was compared)."
+            "The first layer of the CIFAR networks, p = 16 x side^2 outputs; images with the "
+            "spectrum of photographs, seed 0. The library's routes read images and run the layer; "
+            "scikit-learn and `torch.pca_lowrank` are given all activations. Angle: largest "
+            "principal angle to the exact subspace. Against a float64 SVD (1,500 images of 8x8, "
+            f"150 components) the folded route is off by {exact['error']:.1e} in a singular value "
+            f"and {exact['degrees']:.1e} degrees (a float32 copy of the basis was compared)."
         ),
         tables=[table(rows)],
         goals=goals(rows, exact),

@@ -98,10 +98,9 @@ def result(seconds: dict[str, list[tuple[float, float]]], options: argparse.Name
     return Result(
         title="The harness",
         text=(
-            f"What `ttapca bench` adds to making an adapter and calling it, for one cell of "
-            f"{options.images:,} images in batches of 200: a CIFAR ResNet-20 of random weights, "
-            "2,000 components at `conv1`, online, both timed in one pass. Reading, shuffling, "
-            "measuring, the look at the filter and the commit of the row count as harness."
+            f"One cell of {options.images:,} images in batches of 200: a CIFAR ResNet-20 of random "
+            "weights, 2,000 components at `conv1`, online, both timed in one pass. Reading, "
+            "shuffling, measuring and saving the row count as harness."
         ),
         tables=[Table("One cell", ["method", "bare, s", "added, ms", "share"], rows)],
         goals=goals,

@@ -61,7 +61,7 @@ def result(
     size = sizes[HALF]
     text = (
         "The two matrices of a folded filter at the first layer; means and singular values are "
-        "always kept in float64, and the filter computes in float32 whatever it was stored as."
+        "kept in float64, and the filter computes in float32."
     )
     tables = [
         Table(
@@ -79,10 +79,8 @@ def result(
             goals.append(Goal(what, abs(change), f"{change:+.3f} points", 0.05))
         costs = [f"{mean_change(found[method], 'bfloat16'):+.2f} ({method})" for method in found]
         text += (
-            f" {HALF} is the half precision to choose. bfloat16 has three bits less: each of the "
-            "weak components then takes in some of the strong ones. It changes the mean error by "
-            f"{', '.join(costs)} points, which is why it is kept only for filters whose numbers "
-            f"{HALF} cannot hold."
+            f" bfloat16, which has three bits less than {HALF}, changes the mean error by "
+            f"{', '.join(costs)} points, and is only for filters whose numbers {HALF} cannot hold."
         )
     return Result(
         title="Half precision",

@@ -165,8 +165,9 @@ class FitTask:
             energies, rows = energies[known], rows[known]
         of_rows = None if groups is None else [groups[row] for row in rows.tolist()]
         found = measured_resemblance(energies, classes, of_rows)
+        stand_for = len(calibration.energies) / len(energies)
         return dataclasses.replace(
-            found, independent=found.independent * len(calibration.energies) / len(energies)
+            found, independent=found.independent * stand_for, average=found.average * stand_for
         )
 
     def fitted(

@@ -165,8 +165,8 @@ def _forms(
         "inputs": TensorForm((4, channels), torch.float32, words, _is_range),
     }
     if "energies" in tensors:
-        words = "a number above 0, a correlation up to 1, and a correlation or -1"
-        optional["resemblance"] = TensorForm((3,), torch.float64, words, _is_resemblance)
+        words = "two numbers above 0, a correlation up to 1, and a correlation or -1"
+        optional["resemblance"] = TensorForm((4,), torch.float64, words, _is_resemblance)
         watched = bands + ("rest" in tensors)
         optional["resemblance_covariances"] = TensorForm(
             (2, watched, watched), torch.float64, "two covariances", _are_covariances
@@ -318,9 +318,9 @@ def _are_correlations(values: Tensor) -> bool:
 
 
 def _is_resemblance(values: Tensor) -> bool:
-    independent, correlation, classmates = values.tolist()
+    independent, average, correlation, classmates = values.tolist()
     known = classmates == -1 or 0 <= classmates <= 1
-    return bool(independent > 0 and 0 <= correlation <= 1 and known)
+    return bool(min(independent, average) > 0 and 0 <= correlation <= 1 and known)
 
 
 def _are_covariances(values: Tensor) -> bool:

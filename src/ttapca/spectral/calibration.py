@@ -274,7 +274,7 @@ class SourceSpectrum:
         self._resemblance = resemblance
         self._independent = float(len(energies))
         if resemblance is not None:
-            self._independent = min(self._independent, max(2.0, resemblance.independent))
+            self._independent = min(self._independent, max(2.0, resemblance.average))
         # A black image has an energy of zero.
         self.energies = energies.detach().to("cpu", torch.float64).clamp(min=TINY)
         away = self.energies - self.energies.mean(0)
@@ -382,15 +382,21 @@ class SourceSpectrum:
         return Normality(*shown, self._constants)
 
     def _of_groups(self, size: int, draws: int) -> Tensor | float:
-        """Return by how much drawn batches differ since images of a group resemble each other."""
-        excess = None if self._resemblance is None else self._resemblance.excess(size)
-        if excess is None:
+        """Return by how much drawn batches differ since images of a group resemble each other.
+
+        How groups vary is known from few of them, so that they follow Student's distribution.
+        """
+        known = self._resemblance
+        excess = None if known is None else known.excess(size)
+        if known is None or excess is None:
             return 0.0
         values, vectors = torch.linalg.eigh(excess)
         generator = torch.Generator().manual_seed(SEED)
         drawn = torch.randn(draws, len(values), generator=generator, dtype=torch.float64)
+        freedom = max(2.0, known.independent - 1)
+        chance = np.random.default_rng(SEED + 1).chisquare(freedom, draws) / freedom
         found: Tensor = drawn @ (vectors * values.clamp(min=0).sqrt()).T
-        return found
+        return found / torch.from_numpy(chance).sqrt()[:, None]
 
     def _uncertainty(self, draws: int, bands: int, size: int) -> Tensor:
         """Return by how much farther away new batches may seem, shape (draws, 1).

@@ -52,6 +52,7 @@ class Resemblance:
     Attributes:
         independent: For how many independent samples those of the source count, in the direction in
             which they resemble each other most.
+        average: The same on average over all directions.
         correlation: Of the log energies of two samples of a group, from 0 to 1, on average over all
             directions.
         classmates: The same of two samples of a class; None if the network predicts no classes.
@@ -60,6 +61,7 @@ class Resemblance:
     """
 
     independent: float
+    average: float
     correlation: float = 0.0
     classmates: float | None = None
     between: Tensor | None = field(default=None, repr=False)
@@ -100,7 +102,7 @@ class Resemblance:
     def tensors(self) -> dict[str, Tensor]:
         """Return all of it for a file; see `of_tensors`."""
         classmates = -1.0 if self.classmates is None else self.classmates
-        numbers = [self.independent, self.correlation, classmates]
+        numbers = [self.independent, self.average, self.correlation, classmates]
         found = {"resemblance": torch.tensor(numbers, dtype=torch.float64)}
         if self.between is not None and self.error is not None:
             found["resemblance_covariances"] = torch.stack([self.between, self.error])
@@ -109,10 +111,10 @@ class Resemblance:
     @classmethod
     def of_tensors(cls, numbers: Tensor, covariances: Tensor | None) -> Resemblance:
         """Return what was written as `tensors`."""
-        independent, correlation, classmates = numbers.tolist()
+        independent, average, correlation, classmates = numbers.tolist()
         between, error = (None, None) if covariances is None else covariances
         known = None if classmates < 0 else classmates
-        return cls(independent, correlation, known, between, error)
+        return cls(independent, average, correlation, known, between, error)
 
 
 def measured_resemblance(
@@ -134,12 +136,13 @@ def measured_resemblance(
         (True, True)
     """
     logs = energies.double().clamp(min=1e-12).log().cpu().numpy()
-    away = logs - logs.mean(0)
+    away, deviation = logs - logs.mean(0), logs.std(0).clip(min=1e-12)
     count = len(away)
-    values, vectors = np.linalg.eigh(away.T @ away / max(1, count - 1))
+    values, vectors = np.linalg.eigh((away / deviation).T @ (away / deviation) / count)
     kept = values > LEAST_VARIANCE * values.max(initial=0.0)
     values, vectors = values[kept], vectors[:, kept]
-    rows = away @ vectors / np.sqrt(values)  # varies by 1 in each direction
+    rows = away / deviation @ vectors / np.sqrt(values)  # varies by 1 in each direction
+    vectors = vectors * deviation[:, None]
     classmates = None
     if classes is not None:
         number = np.unique(classes.cpu().numpy(), return_inverse=True)[1]
@@ -149,13 +152,14 @@ def measured_resemblance(
     groupings = _stretches(count)
     if groups is not None:
         groupings = iter([np.unique(np.asarray(groups), return_inverse=True)[1]])
-    correlation, crowd = _largest(rows, list(groupings))
+    correlation, crowd = _largest(rows, values, list(groupings))
     if not correlation.any():
-        return Resemblance(float(count), classmates=classmates)
+        return Resemblance(float(count), float(count), classmates=classmates)
     between = (vectors * (values * correlation)) @ vectors.T
     error = (vectors * (values * (crowd - 1) / count)) @ vectors.T
     return Resemblance(
         count / float(crowd.max()),
+        count / float(crowd.mean()),
         float(correlation.mean()),
         classmates,
         torch.from_numpy(between),
@@ -171,36 +175,44 @@ def _stretches(count: int) -> Iterator[NDArray[np.int64]]:
         length *= 2
 
 
-def _largest(rows: Numbers, groupings: Sequence[NDArray[np.int64]]) -> tuple[Numbers, Numbers]:
-    """Return the largest correlation within groups that chance does not explain, by direction.
+def _largest(
+    rows: Numbers, variances: Numbers, groupings: Sequence[NDArray[np.int64]]
+) -> tuple[Numbers, Numbers]:
+    """Return the largest correlation within groups, by direction.
 
-    And for how many samples one independent sample stands, at least 1.
+    And for how many samples one independent sample stands, at least 1. A grouping counts if chance
+    does not explain what some direction has, or all together. It counts with all directions then:
+    if one of them resembles, few samples do not acquit the others.
 
     Args:
         rows: Shape (samples, directions).
+        variances: Of each direction, before it was scaled.
         groupings: Ways to group the samples: the number of the group of each, shape (samples,).
     """
-    directions = rows.shape[1]
-    largest, crowd = np.zeros(directions), np.ones(directions)
-    # All directions of all groupings together are wrong as rarely as that.
-    rare = CONSTANTS.rare / max(1, directions * len(groupings))
+    largest, crowd = np.zeros_like(variances), np.ones_like(variances)
+    together = variances.sum() ** 2 / np.square(variances).sum()  # directions of equal variance
+    # All tests together are wrong as rarely as that.
+    rare = CONSTANTS.rare / (2 * max(1, len(groupings)))
     for number in groupings:
-        correlation = intraclass_correlation(rows, number, rare)
-        size = np.square(np.bincount(number)).sum() / len(rows)  # of the group of a sample
-        largest = np.maximum(largest, correlation)
-        crowd = np.maximum(crowd, size / design_effect(size, correlation))
+        between, within, size = _variances(rows, number)
+        groups = int(number.max()) + 1
+        freedom = np.array([groups - 1, len(rows) - groups])
+        alone = _exceeds_chance(between, within, freedom, rare / len(variances))
+        all_ = _exceeds_chance(between @ variances, within @ variances, freedom * together, rare)
+        if alone.any() or all_:
+            correlation = _correlation(between, within, size)
+            alike = np.square(np.bincount(number)).sum() / len(rows)  # in the group of a sample
+            largest = np.maximum(largest, correlation)
+            crowd = np.maximum(crowd, alike / design_effect(alike, correlation))
     return largest, crowd
 
 
-def intraclass_correlation(
-    rows: Numbers, number: NDArray[np.int64], rare: float | None = None
-) -> Numbers:
+def intraclass_correlation(rows: Numbers, number: NDArray[np.int64]) -> Numbers:
     """Return the correlation of two rows of one group, from 0 to 1, by analysis of variance.
 
     Args:
         rows: Shape (rows, directions).
         number: Of the group of each row, shape (rows,).
-        rare: A correlation that chance exceeds with this probability or more counts as none.
 
     Returns:
         Shape (directions,).
@@ -209,24 +221,36 @@ def intraclass_correlation(
         >>> intraclass_correlation(np.array([[1.0], [1.0], [3.0], [3.0]]), np.array([0, 0, 1, 1]))
         array([1.])
     """
+    if not 1 < number.max() + 1 < len(rows):
+        return np.zeros(rows.shape[1])
+    return _correlation(*_variances(rows, number))
+
+
+def _variances(rows: Numbers, number: NDArray[np.int64]) -> tuple[Numbers, Numbers, float]:
+    """Return the variances between and within groups, and how large a group is on average."""
     sizes = np.bincount(number).astype(np.float64)
     groups, count = len(sizes), len(rows)
-    if not 1 < groups < count:
-        return np.zeros(rows.shape[1])
     means = _sums(rows, number) / sizes[:, None]
     within = np.square(rows - means[number]).sum(0) / (count - groups)
     between = sizes @ np.square(means - rows.mean(0)) / (groups - 1)
-    size = (count - np.square(sizes).sum() / count) / (groups - 1)
-    total = between + (size - 1) * within
-    found: Numbers = ((between - within) / np.maximum(total, 1e-300)).clip(0, 1)
-    if rare is None:
-        return found
-    # The ratio of variances follows F, whose cube root is about normal (Paulson, 1942).
+    return between, within, float(count - np.square(sizes).sum() / count) / (groups - 1)
+
+
+def _correlation(between: Numbers, within: Numbers, size: float) -> Numbers:
+    total = np.maximum(between + (size - 1) * within, 1e-300)
+    found: Numbers = ((between - within) / total).clip(0, 1)
+    return found
+
+
+def _exceeds_chance(between: Any, within: Any, freedom: Numbers, rare: float) -> Any:
+    """Return whether chance makes two variances differ as much more rarely than that.
+
+    Their ratio follows F, whose cube root is about normal (Paulson, 1942).
+    """
     root = np.cbrt(between / np.maximum(within, 1e-300))
-    ours, theirs = 2 / (9 * (groups - 1)), 2 / (9 * (count - groups))
+    ours, theirs = 2 / (9 * freedom)
     normal = ((1 - theirs) * root - (1 - ours)) / np.sqrt(theirs * np.square(root) + ours)
-    surely: Numbers = np.where(normal > -NormalDist().inv_cdf(rare), found, 0.0)
-    return surely
+    return normal > -NormalDist().inv_cdf(rare)
 
 
 def _sums(rows: Numbers, number: NDArray[np.int64]) -> Numbers:
