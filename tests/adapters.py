@@ -35,7 +35,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tent over wiener": ("tent", OVER_WIENER),
     "eata over wiener": ("eata", OVER_WIENER),
     "eata with source data": ("eata", {"source": DATA[:64], "fisher_weight": 1.0}),
-    "shot with pseudo-labels": ("shot", {"pseudo_labels": 0.3}),
     "roid without views": ("roid", {"consistency": False}),
     "lame by rbf": ("lame", {"affinity": "rbf"}),
     "lame by linear": ("lame", {"affinity": "linear"}),

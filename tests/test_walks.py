@@ -72,8 +72,8 @@ def adapted() -> tuple[int, int]:
     ("name", "walk", "files", "changes"),
     [
         ("fit", fitted, 33, 323),
-        ('adapt(model, "wiener")', adapted, 39, 136),
-        ('a call of "ttapca-relu"', lambda: called("ttapca-relu"), 12, 59),
+        ('adapt(model, "wiener")', adapted, 40, 140),
+        ('a call of "ttapca-relu"', lambda: called("ttapca-relu"), 12, 55),
         ('a call of "wiener"', lambda: called("wiener"), 29, 259),
     ],
 )

@@ -92,8 +92,8 @@ def sizes_of_passes(
     model = small_convnet()
     known = EVEN if statistics else None
     surface, stream = followed(model, shift=shift, prior=16.0, classes=known)
-    mover = ChainPasses(EVEN, surface if statistics else None)
-    mover.join(stream)
+    predictor = ChainPasses(EVEN, surface if statistics else None)
+    predictor.join(stream)
     found = []
     for looks in batches:
         left, passes = [*looks], 0
@@ -108,7 +108,7 @@ def sizes_of_passes(
             return left.pop(0) if len(left) > 1 else left[0]
 
         stream.start_batch(80)
-        mover.predict(run, DATA[:80], mask=torch.ones(80))
+        predictor.predict(run, DATA[:80], mask=torch.ones(80))
         stream.end_batch()
         assert stream.batch is None
         found.append(passes)
@@ -302,7 +302,7 @@ def test_shuffled_is_as_a_filter_that_knows_no_classes() -> None:
     for batch in pixels.split(30):
         assert torch.equal(one(batch), two(batch))
     assert (one.health.ordered, one.health.run_length, one.health.composition) == (None,) * 3
-    assert type(one.mover) is type(two.mover) is ttapca.adaptation.optimisation.Mover
+    assert type(one.predictor) is type(two.predictor) is ttapca.adaptation.optimisation.Predictor
 
 
 def test_video_has_an_order_from_its_first_image_on() -> None:
@@ -516,8 +516,8 @@ def test_the_spectrum_counts_the_images_that_were_found(
 
 def test_by_default_an_order_is_looked_at_if_statistics_are_mixed_and_pairs_can_be_told() -> None:
     def looks(order: Order | None = None, **options: Any) -> bool:
-        mover = wiener(order, **options).mover
-        return isinstance(mover, ChainPasses) and not isinstance(mover, RunCounts)
+        predictor = wiener(order, **options).predictor
+        return isinstance(predictor, ChainPasses) and not isinstance(predictor, RunCounts)
 
     known = fitted().classes_
     assert known is not None
@@ -529,8 +529,8 @@ def test_by_default_an_order_is_looked_at_if_statistics_are_mixed_and_pairs_can_
         assert not looks(statistics=statistics)
         assert looks("auto", statistics=statistics)
     assert not looks(filter=no_pairs)
-    assert isinstance(wiener(None, filter=no_pairs).mover, ChainPasses)  # for counts only
-    assert not isinstance(wiener("shuffled", filter=no_pairs).mover, ChainPasses)
+    assert isinstance(wiener(None, filter=no_pairs).predictor, ChainPasses)  # for counts only
+    assert not isinstance(wiener("shuffled", filter=no_pairs).predictor, ChainPasses)
     assert looks("auto", filter=no_pairs)
     assert looks("video", filter=no_pairs)
     assert not looks(filter=dataclasses.replace(fitted(), classes_=None))

@@ -21,7 +21,7 @@ FITTED = ttapca.fit(small_convnet(), "conv1", images(150), 20)
         ("tent", {"logits": "after"}, (28, 2, 1)),
         ("tent", {"steps": 3}, (28, 3, 3)),
         ("shot", {}, (690, 2, 1)),
-        ("shot", {"pseudo_labels": 0.3, "logits": "before"}, (690, 1, 1)),
+        ("shot", {"logits": "before"}, (690, 1, 1)),
         ("slr+it", {}, (890 + 28, 2, 1)),
         ("eata", {"entropy_margin": 6.0}, (28, 1, 1)),
         ("eata", {"entropy_margin": 1e-9}, (28, 1, 0)),

@@ -208,7 +208,7 @@ def precisions(adapter: Adapter, path: Path) -> tuple[set[torch.dtype], set[torc
     kept = [
         *adapter.surfaces.parameters(),
         *adapter.surfaces.buffers(),
-        *adapter.mover.tensors(),
+        *adapter.predictor.tensors(),
     ]
     rest: list[Tensor] = []
     for name in adapter.streams:
@@ -267,16 +267,16 @@ def test_an_interrupted_switch_leaves_all_streams_whole(monkeypatch: pytest.Monk
     for each in (adapter, expected):
         run(each, OTHER[:3])
         run(each.stream("camera"), STREAM[:3])
-    put = adapter.mover.descent.put
+    put = adapter.predictor.descent.put
 
     def interrupt(contents: Any) -> None:
         raise KeyboardInterrupt
 
     for name in ("default", "camera", "default"):
-        monkeypatch.setattr(adapter.mover.descent, "put", interrupt)
+        monkeypatch.setattr(adapter.predictor.descent, "put", interrupt)
         with pytest.raises(KeyboardInterrupt):
             adapter.stream(name if name != adapter._streams.current else "new")(X)
-        monkeypatch.setattr(adapter.mover.descent, "put", put)
+        monkeypatch.setattr(adapter.predictor.descent, "put", put)
     restored = adapted(OURS)
     restored.load_state_dict(adapter.state_dict())
     for each in (adapter, restored):

@@ -204,7 +204,7 @@ for method in sys.argv[1:]:
     if method == "eata":
         given["source"] = DATA.float().to(**last)
     if method == "ttt":
-        given |= {"head": adapted("ttt", "GroupNorm").mover.head.float()}
+        given |= {"head": adapted("ttt", "GroupNorm").predictor.head.float()}
     for network, batch in (("plain", "last"), ("last", "plain"), ("last", "last")):
         found = []
         for layouts in (("plain", "plain"), (network, batch)):

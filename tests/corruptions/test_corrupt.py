@@ -82,7 +82,7 @@ def test_names_and_empty_batches():
         (
             {"corruption": "frost", "table": "imagenet-c"},
             DataNotFoundError,
-            "no folder.*`ttapca data get frost`",
+            "none was given.*`ttapca data get frost`",
         ),
         (
             {"corruption": "frost", "textures": "/nowhere"},

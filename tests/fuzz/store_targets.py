@@ -39,8 +39,9 @@ from ttapca.benchmark.exports import FORMATS, export
 from ttapca.benchmark.plan import read_plan
 from ttapca.benchmark.rows import ClassLabels
 from ttapca.corruptions import corrupt, load_table
-from ttapca.corruptions.writing import MANIFEST, check_manifest
+from ttapca.corruptions.writing import check_manifest
 from ttapca.datasets import Images
+from ttapca.datasets.cifar import MANIFEST_FILE as MANIFEST
 from ttapca.errors import TtapcaError
 from ttapca.fitting import store
 from ttapca.networks.rotation import published_name

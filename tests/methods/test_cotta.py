@@ -55,6 +55,6 @@ def test_logits_after_are_the_moved_teachers() -> None:
     assert not torch.equal(before(X), after(X))
     teacher = with_batch_statistics(small_convnet())
     with torch.no_grad():
-        for weight, value in zip(teacher.parameters(), after.mover.teacher, strict=True):
+        for weight, value in zip(teacher.parameters(), after.predictor.teacher, strict=True):
             weight.copy_(value)
         torch.testing.assert_close(after(X), teacher(X))

@@ -144,10 +144,10 @@ def test_few_and_many_classes_have_the_papers_settings(
 )
 def test_forms_of_source_data(source) -> None:
     model = sharp(small_convnet())
-    expected = ttapca.adapt(sharp(small_convnet()), "eata", source=SOURCE).mover.fisher
+    expected = ttapca.adapt(sharp(small_convnet()), "eata", source=SOURCE).predictor.fisher
     with left_untouched(model, X):
         adapter = ttapca.adapt(model, "eata", source=source)
-        for value, reference in zip(adapter.mover.fisher, expected, strict=True):
+        for value, reference in zip(adapter.predictor.fisher, expected, strict=True):
             assert torch.equal(value, reference)
         adapter.detach()
 
@@ -162,5 +162,5 @@ def test_a_shuffling_loader_leaves_the_random_state() -> None:
 def test_a_filter_has_its_share_of_the_penalty() -> None:
     fitted = ttapca.fit(sharp(small_convnet()), "conv1", images(150), 20)
     adapter = ttapca.adapt(sharp(small_convnet()), "eata", filter=fitted, source=SOURCE)
-    assert sum(value.numel() for value in adapter.mover.fisher) == 48
+    assert sum(value.numel() for value in adapter.predictor.fisher) == 48
     assert torch.isfinite(adapter(X)).all()

@@ -121,7 +121,7 @@ STEPPING = [("lr", 0.0), ("lr", -1.0), ("steps", 0), ("logits", "both")]
 NONSENSE: dict[str, list[tuple[str, object]]] = {
     "bn": [("alpha", 1.5), ("prior", -1.0)],
     "tent": [("statistics", "both"), ("statistics", 2.0)],
-    "shot": [("pseudo_labels", value) for value in (-0.1, NAN, INF, True)],
+    "shot": [("classifier", 2), ("lr", INF), ("lr", True)],
     "slr+it": [
         *[("likelihood", "firm"), ("confidence_weight", -1.0), ("confidence_weight", NAN)],
         *[("marginal_momentum", 1.0), ("channels", 0), ("seed", -1)],
@@ -175,7 +175,7 @@ def test_values_that_make_no_sense_are_refused(method: str) -> None:
 CHOICES: dict[str, dict[str, object]] = {
     "bn": {"alpha": 0.5, "prior": 8},
     "tent": {"filter": FILTER, "statistics": 0.5},
-    "shot": {"classifier": "conv2", "pseudo_labels": 0.3},
+    "shot": {"classifier": "conv2"},
     "slr+it": {"likelihood": "hard", "confidence_weight": 1.0, "marginal_momentum": 0.1, "seed": 1},
     "eata": {"entropy_margin": 0.9, "redundancy_margin": 0.3, "source": DATA},
     "roid": {"source_momentum": 0.5, "temperature": 9.0, "consistency": False, "seed": 1}

@@ -17,7 +17,7 @@ from adapters import passes_of, same
 from oracles import DensePCA, images, small_convnet
 from ttapca import networks
 from ttapca.adaptation.chain_passes import ChainPasses
-from ttapca.adaptation.optimisation import Mover
+from ttapca.adaptation.optimisation import Predictor
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.errors import LayerOutputError, OptionError, ShapeError
 from ttapca.methods.wiener import MirroredView
@@ -112,9 +112,9 @@ def test_the_chain_looks_at_both_views() -> None:
     two = passes_of(small_convnet(), SHIFTED, **two_views(**given))
     assert two[-1] == 2
     assert two[0] >= 2 * min(2, one[0])
-    mover = twice(order="auto").mover
-    assert isinstance(mover, MirroredView)
-    assert isinstance(mover.inner, ChainPasses)
+    predictor = twice(order="auto").predictor
+    assert isinstance(predictor, MirroredView)
+    assert isinstance(predictor.inner, ChainPasses)
 
 
 class Model(nn.Module):
@@ -141,15 +141,15 @@ def test_images_by_name_and_logits_by_a_function() -> None:
 
 
 def test_predictions_of_pixels_are_mirrored_back() -> None:
-    mover = MirroredView(Mover())
-    mover.join(Stream())  # without a measured shift: it may be one
+    predictor = MirroredView(Predictor())
+    predictor.join(Stream())  # without a measured shift: it may be one
     weights = torch.tensor([[1.0, -2.0, 0.5, 3.0, 0.0, 7.0]])
 
     def run(x: Tensor) -> Tensor:
         return torch.cat([x * weights, -x], 1)
 
     x = images(4, shape=(1, 6, 6)).float()
-    found = mover.predict(run, x).numpy()
+    found = predictor.predict(run, x).numpy()
     for image in range(4):
         for row in range(6):
             for column in range(6):
@@ -159,12 +159,12 @@ def test_predictions_of_pixels_are_mirrored_back() -> None:
 
 
 def test_what_cannot_be_mirrored_is_refused() -> None:
-    mover = MirroredView(Mover())
-    mover.join(Stream())
+    predictor = MirroredView(Predictor())
+    predictor.join(Stream())
     with pytest.raises(ShapeError, match=r"needs images: .* found \[\(5, 7\)\]"):
-        mover.predict(lambda x: x, torch.rand(5, 7))
+        predictor.predict(lambda x: x, torch.rand(5, 7))
     with pytest.raises(LayerOutputError, match=r"\(batch, classes\), .* found \(5, 6, 7\)"):
-        mover.predict(lambda x: x[:, 0], torch.rand(5, 1, 6, 7))
+        predictor.predict(lambda x: x[:, 0], torch.rand(5, 1, 6, 7))
 
 
 def test_a_broken_batch_is_skipped() -> None:

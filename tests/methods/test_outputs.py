@@ -248,8 +248,6 @@ def test_shot_equals_a_plain_loop() -> None:
     expected = plain_steps((network, body), BATCHES, sgd, information, pixels, after=True)
     given = {"classifier": "fc", "lr": 0.05, **ONLINE}
     assert_follows(ttapca.adapt(pixelwise(5), "shot", **given), expected, BATCHES)
-    with pytest.raises(LayerOutputError, match="Pseudo-labels need a classifier"):
-        ttapca.adapt(pixelwise(5), "shot", pseudo_labels=0.3, **given)(X)
 
 
 def test_slr_equals_a_plain_loop() -> None:

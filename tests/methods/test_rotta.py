@@ -144,7 +144,7 @@ def test_equals_a_plain_loop(make, forgetting: str) -> None:
     adapter = ttapca.adapt(make(), "rotta", **options)
     assert_follows(adapter, plain_rotta(make(), BATCHES, **options))
     assert adapter.updates == (len(BATCHES) if forgetting == "episodic" else 120 // 7)
-    assert len(adapter.mover.memory) <= 10
+    assert len(adapter.predictor.memory) <= 10
 
 
 def test_the_official_values() -> None:
@@ -169,7 +169,8 @@ def test_the_memory_equals_plain_lists(
         uncertainty = round(uncertainty, 1)
         memory.offer(Sample(torch.tensor(number), label, uncertainty))
         plain.add(torch.tensor(number), label, uncertainty)
-        held = [(int(each.image), each.age) for each in memory.by_class()]
+        by_class = sorted(memory.samples, key=lambda each: each.label)
+        held = [(int(each.image), each.age) for each in by_class]
         assert held == [(int(sample), age) for sample, _, age in plain.entries()]
         assert len(held) <= capacity
 
@@ -179,7 +180,7 @@ def test_nothing_is_learned_before_enough_samples_have_come() -> None:
     expected = [model(x).detach() for x in BATCHES[:5]]
     adapter = ttapca.adapt(model, "rotta", forgetting="online")
     assert_follows(adapter, expected, BATCHES[:5], atol=1e-12)
-    assert (adapter.updates, adapter.mover.seen) == (0, 60)
+    assert (adapter.updates, adapter.predictor.seen) == (0, 60)
     before = adapter(BATCHES[5])  # is predicted first; then its fourth sample is number 64
     torch.testing.assert_close(before, small_convnet()(BATCHES[5]))
     assert adapter.updates == 1
@@ -201,7 +202,9 @@ def test_the_memory_is_a_copy_of_what_was_given() -> None:
     batch = X.clone()
     adapter(batch)
     batch.zero_()
-    assert all(torch.equal(sample[0], x) for sample, x in zip(adapter.mover.memory, X, strict=True))
+    assert all(
+        torch.equal(sample[0], x) for sample, x in zip(adapter.predictor.memory, X, strict=True)
+    )
 
 
 def test_a_stream_is_loaded_into_one_with_another_memory(tmp_path) -> None:

@@ -519,7 +519,7 @@ def test_three_images_of_a_stream_in_each_call(tmp_path: Path) -> None:
         with ttapca.adapt(
             network, "wiener", filter=fitted, forgetting="online", states=1
         ) as adapter:
-            adapter.mover.single = True
+            adapter.predictor.single = True
             for batch in images.split(3):
                 with torch.no_grad():
                     expected = adapter(batch)

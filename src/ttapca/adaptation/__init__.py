@@ -1,1 +1,1 @@
-"""A model that adapts: surfaces that may change, movers of them, and streams."""
+"""A model that adapts: surfaces that may change, predictors of them, and streams."""

@@ -17,9 +17,10 @@ from ttapca._checks import OneOf, check_option
 from ttapca.adaptation.guards import CollapseGuard, GuardAction, GuardEvent, check_can_collapse
 from ttapca.adaptation.health import Health, facts_of, health_of
 from ttapca.adaptation.named_streams import DEFAULT_STREAM, NamedStream, Streams
-from ttapca.adaptation.optimisation import Mover
+from ttapca.adaptation.optimisation import Predictor
 from ttapca.adaptation.shift_alarm import ShiftAlarm, ShiftWatch
 from ttapca.adaptation.surfaces import SpectralGains, Surface
+from ttapca.adaptation.surfaces.filter_gains import known_classes
 from ttapca.errors import AttachError, OptionError, SavedStreamError
 from ttapca.fitting.attachment import detach_filter
 from ttapca.spectral.stream import Attributes, Stream, tensors_in
@@ -34,7 +35,7 @@ from ttapca.support.modules import (
 )
 from ttapca.support.norm_layers import make_gradients_safe
 from ttapca.support.outputs import FindLogits, OutputKind, Outputs
-from ttapca.support.tensors import new_casts, not_below_float32
+from ttapca.support.tensors import not_below_float32
 from ttapca.support.wrapping import EvaluationMode, Patches, finally_do, surely, wrappers_of
 
 Forgetting = Literal["episodic", "online", "continual"]
@@ -42,17 +43,11 @@ Forgetting = Literal["episodic", "online", "continual"]
 
 @dataclass(frozen=True, eq=False)
 class StreamOutcome:
-    """The result of a batch of several streams for one of them.
+    """The result of a batch of several streams for one of them."""
 
-    Attributes:
-        state: Of the stream after the batch.
-        batch: Of its last pass.
-        number: Of the stream in that batch.
-    """
-
-    state: StreamState
-    batch: StreamBatch
-    number: int
+    state: StreamState  # of the stream after the batch
+    batch: StreamBatch  # of its last pass
+    number: int  # of the stream in that batch
 
     @property
     def seen(self) -> bool:
@@ -72,7 +67,7 @@ class StreamOutcome:
 
 
 class Adapter(nn.Module):
-    """Surfaces on a model, a mover that may move them, and when they forget.
+    """Surfaces on a model, a predictor that may move them, and when they forget.
 
     Calling it predicts and adapts. While it is attached, the model itself predicts with the
     adapted surfaces too; inside `disabled()` both give the untouched model's outputs, bit for bit.
@@ -92,9 +87,9 @@ class Adapter(nn.Module):
     `state_dict()` holds all of them, so that a restored adapter continues bit for bit.
 
     Args:
-        model: Any module; most movers want logits of shape (batch, classes, ...).
+        model: Any module; most predictors want logits of shape (batch, classes, ...).
         surfaces: The parts of the model that may change.
-        mover: Runs the model and may move the surfaces; by default nothing moves them, and only
+        predictor: Runs the model and may move the surfaces; by default nothing moves them, and only
             surfaces that compute their own state in the forward pass change.
         forgetting: `episodic` starts afresh at each batch, `online` when `start_condition()` is
             called, `continual` never. `reset()` always does.
@@ -133,7 +128,7 @@ class Adapter(nn.Module):
         self,
         model: nn.Module,
         surfaces: Sequence[Surface] = (),
-        mover: Mover | None = None,
+        predictor: Predictor | None = None,
         *,
         forgetting: Forgetting = "episodic",
         guard: CollapseGuard | GuardAction | None = None,
@@ -151,13 +146,13 @@ class Adapter(nn.Module):
         for surface in surfaces:
             if not isinstance(surface, Surface):
                 raise OptionError(f"A surface is a `Surface`; found a {type(surface).__name__}.")
-        mover = mover or Mover()
-        mover.outputs = Outputs(outputs, logits, mover.reads)
+        predictor = predictor or Predictor()
+        predictor.outputs = Outputs(outputs, logits, predictor.reads)
         if guard is not None:
-            check_can_collapse(mover, forgetting)
+            check_can_collapse(predictor, forgetting)
         self.model = model
         self.surfaces = nn.ModuleList(surfaces)
-        self.mover = mover
+        self.predictor = predictor
         self.forgetting: Forgetting = forgetting
         self.guard = guard
         self.events: list[GuardEvent] = []
@@ -178,10 +173,10 @@ class Adapter(nn.Module):
                     surface.attach(model, stream)
             stream.end_batch()  # from here on, only passes within calls of the adapter count
             self._surface_parts = stream.parts  # a guard undoes these, not the parts that follow
-            if mover.needs_gradients:
+            if predictor.needs_gradients:
                 make_gradients_safe(model, self._patches)
-            mover.bind(model, list(self.surfaces.parameters()))
-            mover.join(stream)
+            predictor.bind(model, list(self.surfaces.parameters()))
+            predictor.join(stream)
             self.watch = self._watch(on_shift)
             if guard is not None:
                 stream.keep("guard", Attributes(guard, guard.keeps))
@@ -195,26 +190,26 @@ class Adapter(nn.Module):
         """Return the watch over the attached filters."""
         filters = [each for each in self._surfaces if isinstance(each, SpectralGains)]
         gains = [each.closed_form for each in filters]
-        known = (each.fitted.classes_ for each in filters)
-        shares = next((classes.shares for classes in known if classes is not None), None)
+        classes = known_classes(each.fitted for each in filters)
+        shares = None if classes is None else classes.shares
         return ShiftWatch(alarm, [gain for gain in gains if gain is not None], shares)
 
     @property
     def n_parameters(self) -> int:
         """Number of parameters that gradient steps move."""
-        if not self.mover.needs_gradients:
+        if not self.predictor.needs_gradients:
             return 0
         return sum(parameter.numel() for parameter in self.surfaces.parameters())
 
     @property
     def updates(self) -> int:
         """Number of gradient steps since the adapter was made."""
-        return self.mover.updates
+        return self.predictor.updates
 
     @property
     def skipped(self) -> int:
         """Number of batches that led to NaN or infinity, and so changed no state."""
-        return self.mover.skipped
+        return self.predictor.skipped
 
     @property
     def health(self) -> Health:
@@ -226,7 +221,7 @@ class Adapter(nn.Module):
 
     @property
     def hub(self) -> Stream:
-        """The stream that is in place, which surfaces and mover read and write."""
+        """The stream that is in place, which surfaces and predictor read and write."""
         return self._streams.stream
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
@@ -252,12 +247,17 @@ class Adapter(nn.Module):
         # goes on adapting is made by `ttapca.serving.export_onnx`.
         if torch.compiler.is_exporting():
             return self._run_plain(*inputs, **options)
-        gradients = functools.partial(torch.set_grad_enabled, torch.is_grad_enabled())
         answer = functools.partial(self._answer, name, inputs, options)
-        # A batch that an error or an interrupt cuts off leaves no mark.
-        undone = functools.partial(surely, answer, then=self.hub.undo_batch)
+        # However a call ends, modes of torch are as before, and a batch that is cut off has left no
+        # mark.
+        for undo in (
+            self.hub.undo_batch,
+            functools.partial(torch.set_grad_enabled, torch.is_grad_enabled()),
+            functools.partial(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled()),
+        ):
+            answer = functools.partial(surely, answer, then=undo)
         with self._streams.lock:
-            return surely(undone, then=gradients)
+            return answer()
 
     def _answer(self, name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         if not self._enabled:
@@ -273,16 +273,16 @@ class Adapter(nn.Module):
             with torch.inference_mode(False):
                 stream.forget()
         stream.start_batch(size or 0)
-        skipped, updates = self.mover.skipped, self.mover.updates
+        skipped, updates = self.predictor.skipped, self.predictor.updates
         logits = self._predict(inputs, options)
         left_out = stream.left_out or (stream.batch is not None and stream.batch.left_out)
-        skip = self.mover.skipped > skipped or left_out or not _is_finite(logits)
+        skip = self.predictor.skipped > skipped or left_out or not _is_finite(logits)
         if skip:
-            self.mover.skipped = skipped + 1  # a method may have counted single images
-        news = not skip and self.watch.alarm is not None and self._looked(logits)
-        returned: Tensor = self.mover.outputs.as_returned(logits)
+            self.predictor.skipped = skipped + 1  # a method may have counted single images
+        news = not skip and self._looked(logits)
+        returned: Tensor = self.predictor.outputs.as_returned(logits)
         stream.end_batch(skipped=skip)
-        stepped = self.mover.updates > updates
+        stepped = self.predictor.updates > updates
         spoilt = skip and not _are_finite(stream.contents()["parts"])
         if spoilt or (skip and stepped and _are_finite((inputs, options))):
             # Not the batch was broken, a step went too far, this one's or that of the batch before.
@@ -296,40 +296,44 @@ class Adapter(nn.Module):
     def _looked(self, logits: Tensor) -> bool:
         """Let the alarm look at a batch; return whether a shift began or ended."""
         batch = self.hub.batch
-        if batch is None:
+        if batch is None or self.watch.alarm is None:
             return False
-        seen = logits if self.mover.outputs.exclusive else None
+        seen = logits if self.predictor.outputs.exclusive else None
         if seen is not None and batch.rows is not None:
             seen = seen[batch.rows.counted] if len(seen) == batch.size else None
         return self.watch.look(batch, 0, seen)
 
     def _predict(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-        if not self.mover.needs_gradients:
+        if not self.predictor.needs_gradients:
             with torch.no_grad():
-                return self.mover.predict(self._run, *inputs, **options)
+                return self.predictor.predict(self._run, *inputs, **options)
         # Gradients need tensors that were made outside of inference mode.
         with torch.inference_mode(False):
             inputs = tuple(_without_inference(value) for value in inputs)
             options = {name: _without_inference(value) for name, value in options.items()}
-            with torch.enable_grad(), new_casts():
-                logits = self.mover.predict(self._run, *inputs, **options).detach()
+            # Autocast would keep its casts until its block ends, and so run the model with weights
+            # as they were before they were moved, or exchanged.
+            torch.clear_autocast_cache()
+            torch.set_autocast_cache_enabled(False)
+            with torch.enable_grad():
+                logits = self.predictor.predict(self._run, *inputs, **options).detach()
             if self.guard is not None:
                 call, self._calls = self._calls, self._calls + 1
                 event = self.guard.intervene(self.hub, logits, call, self._surface_parts)
                 if event is not None:
                     self.events.append(event)
                     with torch.no_grad():
-                        logits = self.mover.output(self._run(*inputs, **options))
+                        logits = self.predictor.output(self._run(*inputs, **options))
         return logits
 
     def _run(self, *inputs: Any, **options: Any) -> Tensor:
-        """Run the model with its surfaces in place; return logits as the mover reads them."""
-        logits: Tensor = self.mover.outputs(self._output(*inputs, **options))
+        """Run the model with its surfaces in place; return logits as the predictor reads them."""
+        logits: Tensor = self.predictor.outputs(self._output(*inputs, **options))
         return logits
 
     def _run_plain(self, *inputs: Any, **options: Any) -> Tensor:
         """Run the model as it is, and return its logits as they are."""
-        logits: Tensor = self.mover.outputs.plain(self._output(*inputs, **options))
+        logits: Tensor = self.predictor.outputs.plain(self._output(*inputs, **options))
         return logits
 
     def _output(self, *inputs: Any, **options: Any) -> Any:
@@ -359,15 +363,9 @@ class Adapter(nn.Module):
         """Predict images of several streams in one pass, and adapt to each stream.
 
         For methods without gradient steps, whose streams are states. These come in and go out: the
-        named streams of the adapter are not touched.
-
-        Args:
-            states: Of the streams.
-            images: Of all streams, those of one in order of arrival.
-            rows: The stream of each image, and how the image counts.
-
-        Returns:
-            Logits, as the mover reads them, and the outcome for each stream.
+        named streams of the adapter are not touched. Images of one stream are in order of arrival;
+        `rows` has the stream of each, and how it counts. Return logits, as the predictor reads
+        them, and the outcome for each stream.
         """
         stream = self.hub
         alike = len(states) == 1 and bool((rows.counted & rows.filtered).all())
@@ -386,9 +384,9 @@ class Adapter(nn.Module):
         with self._streams.lock, finally_do(gradients), finally_do(stream.undo_batch):
             torch.set_grad_enabled(False)
             stream.batch = batch
-            logits, last = self.mover.predict_streams(run, batch)
+            logits, last = self.predictor.predict_streams(run, batch)
             # Of other outputs, such as several for each image, an alarm sees no classes.
-            exclusive = self.mover.outputs.exclusive and len(logits) == batch.size
+            exclusive = self.predictor.outputs.exclusive and len(logits) == batch.size
             for number, (own, place) in enumerate(last):
                 counted = (rows.stream == number) & rows.counted
                 if batch.implausible is not None:
@@ -397,9 +395,9 @@ class Adapter(nn.Module):
             finished = {own: own.finish() for own in {own for own, _ in last}}
         return logits, [StreamOutcome(finished[own][place], own, place) for own, place in last]
 
-    def facts_of(self, state: StreamState) -> dict[str, Any]:
+    def facts_of(self, state: StreamState | None) -> dict[str, Any]:
         """Return the facts about a stream of this state, under names of `Health`."""
-        return facts_of(state, self._surfaces, self.mover, self.watch)
+        return facts_of(self, state)
 
     def stream(self, name: str) -> NamedStream:
         """Return one of several streams, which share only the model and the filter.
@@ -487,13 +485,13 @@ class Adapter(nn.Module):
 
     def extra_repr(self) -> str:
         """Return what `print(adapter)` shows."""
-        how = f", {self.mover!r}" if self.mover.needs_gradients else ""
+        how = f", {self.predictor!r}" if self.predictor.needs_gradients else ""
         return f"forgetting={self.forgetting}{how}"
 
     @property
     def kind(self) -> str:
         """A digest that two adapters share only if they can exchange streams."""
-        parts = [self.mover.kind, *(type(each).__name__ for each in self._surfaces)]
+        parts = [self.predictor.kind, *(type(each).__name__ for each in self._surfaces)]
         for module in (self.model, *self._surfaces):
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 parts.append(f"{name} {tuple(tensor.shape)}")
@@ -508,7 +506,7 @@ class Adapter(nn.Module):
 
     def kept_tensors(self) -> list[Tensor]:
         """Return all floating-point tensors kept between batches beyond the model itself."""
-        own = (*self.surfaces.parameters(), *self.surfaces.buffers(), *self.mover.tensors())
+        own = (*self.surfaces.parameters(), *self.surfaces.buffers(), *self.predictor.tensors())
         streams = tensors_in([self.hub.contents(), self._streams.parked])
         return [each for each in (*own, *streams) if each.is_floating_point()]
 
@@ -519,8 +517,8 @@ class Adapter(nn.Module):
                 "kind": self.kind,
                 "streams": self._streams.to_tensors(self.kind),
                 "current": self._streams.current,
-                "updates": self.mover.updates,
-                "skipped": self.mover.skipped,
+                "updates": self.predictor.updates,
+                "skipped": self.predictor.skipped,
                 "calls": self._calls,
             }
 
@@ -538,14 +536,14 @@ class Adapter(nn.Module):
         with self._streams.lock:
             device, _ = device_and_dtype(self.model, self.model)
             self._streams.put_tensors(state["streams"], state["current"], self.kind, device)
-            self.mover.updates, self.mover.skipped = state["updates"], state["skipped"]
+            self.predictor.updates, self.predictor.skipped = state["updates"], state["skipped"]
             self._calls = state["calls"]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move the tensors of streams and mover along when the adapter is moved or cast."""
+        """Move the tensors of streams and predictor along when the adapter is moved or cast."""
         with self._streams.lock:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-            self.mover.apply(fn)
+            self.predictor.apply(fn)
             self._streams.apply(not_below_float32(fn))
         return self
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttapca.adaptation.optimisation import Mover, Run, RunSome
+from ttapca.adaptation.optimisation import Predictor, Run, RunSome
 from ttapca.adaptation.surfaces.stream_statistics import StreamStatistics
 from ttapca.errors import LayerOutputError
 from ttapca.spectral.chain import ChainReading, ChainState, ClassChain
@@ -26,23 +26,14 @@ SMALLEST = 1e-12  # probability: it has a logarithm
 LEAST_SUM = 1e-30  # in float32
 
 
-class ChainPasses(Mover):
+class ChainPasses(Predictor):
     """Predicts in order of arrival, by a chain that models the classes of a stream.
 
     A pass goes by a plan: which classes to take out of the statistics of the batch, and for how
     many independent images the batch counts. The first plan is the expectation of the stream. The
     predictions of the pass, read in order, give the next plan. If the two differ, the pass is
     repeated for the images of this stream. The chain makes the outputs from those of the last pass.
-
-    Args:
-        classes: The classes of the source.
-        statistics: Those that follow the stream; None without any.
-        required: Whether logits of other classes are an error; else they are left as they are.
-        order: `video` for images that surely come in order.
-        constants: See `ttapca.spectral.constants`.
-
-    Attributes:
-        single: Whether a pass is never repeated.
+    Logits of other classes are an error if these are `required`, and else left as they are.
     """
 
     def __init__(
@@ -60,7 +51,7 @@ class ChainPasses(Mover):
             classes.shares.double().numpy(), constants, ordered=order == "video"
         )
         self.reads = "classes" if required else "classes, if any"
-        self.single = False
+        self.single = False  # whether a pass is never repeated
         self._required = required
         self._statistics = statistics
         self._known = LayerClasses(classes, {}, constants)

@@ -26,23 +26,14 @@ USUAL = 0.05
 
 @dataclass(frozen=True)
 class BandReport:
-    """One band of neighbouring components.
+    """One band of neighbouring components."""
 
-    Attributes:
-        first: Number of the first component, counting from 1.
-        last: Number of the last component.
-        source_variance: Mean variance of a component in the source data.
-        test_variance: The same in the test data.
-        gain: The factor by which the filter scales the middle of the band.
-        p_value: Twice the share of source batches of that size that are at least as far out.
-    """
-
-    first: int
+    first: int  # number of the first component, counting from 1
     last: int
-    source_variance: float
+    source_variance: float  # mean of a component in the source data
     test_variance: float
-    gain: float
-    p_value: float = 1.0
+    gain: float  # the factor by which the filter scales the middle of the band
+    p_value: float = 1.0  # twice the share of source batches of that size at least as far out
 
     @property
     def bar(self) -> str:
@@ -208,7 +199,7 @@ def measure_cost(adapter: Adapter, batch: Tensor) -> Cost:
         return tensor
 
     adapter.reset()
-    before = adapter.mover.backwards
+    before = adapter.predictor.backwards
     with finally_do(adapter.reset), temporary_patches() as patches:
         patches.hook_input(adapter.model, lambda _, args, _kwargs: passes.append(len(args[0])))
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
@@ -220,7 +211,7 @@ def measure_cost(adapter: Adapter, batch: Tensor) -> Cost:
     return Cost(
         parameters=adapter.n_parameters,
         forwards=sum(passes) / len(batch),
-        backwards=adapter.mover.backwards - before,
+        backwards=adapter.predictor.backwards - before,
         kept_bytes=kept_bytes,
         graph_bytes=sum(size for address, size in graph.items() if address not in own),
     )

@@ -23,26 +23,19 @@ from ttapca.spectral.stream import Stream
 from ttapca.support.outputs import softmax_entropy
 
 if TYPE_CHECKING:
-    from ttapca.adaptation.optimisation import Mover
+    from ttapca.adaptation.optimisation import Predictor
 
 GuardAction = Literal["rollback", "reset"]
 
 
 @dataclass(frozen=True)
 class GuardEvent:
-    """One intervention of a guard.
+    """One intervention of a guard."""
 
-    Attributes:
-        batch: Number of the call of the adapter, counting from 0.
-        action: `rollback` to the last good state, or `reset` to the source.
-        effective_classes: Number of classes over which the predictions of the window were spread.
-        entropy: Their mean entropy, as a share of the largest possible.
-    """
-
-    batch: int
+    batch: int  # number of the call of the adapter, counting from 0
     action: GuardAction
-    effective_classes: float
-    entropy: float
+    effective_classes: float  # over which the predictions of the window were distributed
+    entropy: float  # their mean entropy, as a share of the largest possible
 
 
 class CollapseGuard:
@@ -141,17 +134,17 @@ class CollapseGuard:
         return None
 
 
-def check_can_collapse(mover: Mover, forgetting: str) -> None:
+def check_can_collapse(predictor: Predictor, forgetting: str) -> None:
     """Refuse a guard over a method that cannot collapse, or whose collapse it cannot see."""
-    outputs = mover.outputs
+    outputs = predictor.outputs
     if not outputs.exclusive:
         raise OptionError(
             "A guard sees a collapse where predictions concentrate on few classes that exclude "
             f'each other; outputs of the kind "{outputs.kind}" do not. Leave out `guard`.'
         )
-    if not mover.needs_gradients:
+    if not predictor.needs_gradients:
         why = "a method that does not learn"
-    elif mover.forgets:
+    elif predictor.forgets:
         why = "a method that forgets after each image"
     elif forgetting == "episodic":
         why = "a method that forgets after each batch"

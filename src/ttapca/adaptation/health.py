@@ -20,30 +20,19 @@ from ttapca.spectral.stream_state import StreamState
 
 if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter
-    from ttapca.adaptation.optimisation import Mover
-    from ttapca.adaptation.shift_alarm import ShiftWatch
-
 
 SURE_OF_ORDER = 0.8  # probability from which a line for a person says what the order is
 
 
 @dataclass(frozen=True)
 class BandHealth:
-    """One band of neighbouring components of a filter.
+    """One band of neighbouring components of a filter."""
 
-    Attributes:
-        layer: The layer of the filter.
-        first: Number of the first component, counting from 1.
-        last: Number of the last component.
-        ratio: Size of the shift: variance in the stream over that in the source.
-        p_value: Twice the share of source batches that are at least as far out in this band.
-    """
-
-    layer: str
-    first: int
+    layer: str  # of the filter
+    first: int  # number of the first component, counting from 1
     last: int
-    ratio: float
-    p_value: float
+    ratio: float  # size of the shift: variance in the stream over that in the source
+    p_value: float  # twice the share of source batches that are at least as far out in this band
 
 
 @dataclass(frozen=True, repr=False)
@@ -153,21 +142,13 @@ def health_of(adapter: Adapter, name: str) -> Health:
     """Return the health of one stream of an adapter, computed now; the stream stays as it is."""
     with adapter._streams.lock:
         values = adapter._streams.values_of(name)
-        facts = facts_of(values.get(STATE), list(adapter.surfaces), adapter.mover, adapter.watch)
+        facts = facts_of(adapter, values.get(STATE))
         return Health(name, int(values["images"]), int(values["skipped"]), **facts)
 
 
-def facts_of(
-    state: StreamState | None, surfaces: Sequence[Any], mover: Mover, watch: ShiftWatch
-) -> dict[str, Any]:
-    """Return the facts about a stream, under names of `Health`.
-
-    Args:
-        state: Of the stream; None for a method that keeps none.
-        surfaces: Of the method.
-        mover: Of the method.
-        watch: Looks for an alarm.
-    """
+def facts_of(adapter: Adapter, state: StreamState | None) -> dict[str, Any]:
+    """Return the facts about a stream, under names of `Health`; a method may keep no state."""
+    surfaces = list(adapter.surfaces)
     fixed = [each.mean_weight for each in surfaces if isinstance(each, BatchNormStatistics)]
     weight = next((each for each in fixed if each is not None), None)
     if state is None:
@@ -175,12 +156,12 @@ def facts_of(
     for each in surfaces:
         if isinstance(each, StreamStatistics):
             weight = each.mean_weight(state)
-    looked = watch.facts_in(state)
+    looked = adapter.watch.facts_in(state)
     repairs = any(isinstance(each, OutlierRepair) for each in surfaces)
     return {
         **looked,
         **_shift(surfaces, state, looked.get("skew", 0.0)),
-        **mover.facts_in(state),
+        **adapter.predictor.facts_in(state),
         "conditions": state.known_conditions,
         "outliers": float(state.outliers[0]) if repairs else None,
         "batch_weight": weight,

@@ -32,20 +32,14 @@ COUNTS = ("samples", "batches", "images", "skipped")
 
 
 class Streams:
-    """All streams of one adapter, which threads use in turn.
-
-    Attributes:
-        stream: Holds the current stream, which surfaces and mover read and write.
-        current: The name of that stream; None only after an interrupted switch.
-        parked: The contents of all other streams, by name.
-        lock: Held by the thread whose turn it is. It is used by `with` directly, since a context
-            manager written in Python could be interrupted after it took the lock.
-    """
+    """All streams of one adapter, which threads use in turn."""
 
     def __init__(self, memory: float) -> None:
-        self.stream = Stream(memory)
-        self.current: str | None = DEFAULT_STREAM
-        self.parked: dict[str, dict[str, Any]] = {}
+        self.stream = Stream(memory)  # the current one, which surfaces and predictor use
+        self.current: str | None = DEFAULT_STREAM  # its name; None after an interrupted switch
+        self.parked: dict[str, dict[str, Any]] = {}  # the contents of all others, by name
+        # Held by the thread whose turn it is. It is used by `with` directly: a context manager
+        # written in Python could be interrupted after it took the lock.
         self.lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -244,10 +238,7 @@ def stream_of_bytes(data: bytes, kind: str, stream: Stream, name: str) -> dict[s
     """Return the contents of a stream from `stream_to_bytes`, or from the file of a service.
 
     They must have the kind of this adapter, and names and shapes as in `stream`, any one of its
-    streams. `name` is that of the file, for errors.
-
-    Raises:
-        SavedStreamError: The file is damaged, or of another kind of adapter.
+    streams; else raise `SavedStreamError`. `name` is that of the file, for errors.
     """
     saved = read_saved(data, kind, stream.start, name)
     like = stream.contents()

@@ -1,6 +1,6 @@
-"""Movers, which turn a batch into logits and may take gradient steps, and their objectives.
+"""Predictors, which turn a batch into logits and may take gradient steps, and their objectives.
 
-An `Adapter` owns the surfaces and decides when they forget. Its `Mover` runs the model on one
+An `Adapter` owns the surfaces and decides when they forget. Its `Predictor` runs the model on one
 batch and may move the surfaces' parameters. Most methods are `GradientSteps` on an objective; one
 that needs more (a second network, augmented views) is its own kind of `Stepper`.
 """
@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ttapca._checks import Number, OneOf, Whole, check_option
 from ttapca.errors import AttachError, LayerOutputError, OptionError
 from ttapca.spectral.stream import STAYS, Attributes, Stream, map_tensors
 from ttapca.spectral.stream_batch import StreamBatch
@@ -39,41 +38,30 @@ MOMENTUM = 0.9  # of stochastic gradient descent, wherever a method uses it
 MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"})
 
 
-class Mover:
-    """Turns inputs into logits, and may move the surfaces' parameters; this one does not.
+class Predictor:
+    """Turns inputs into logits, and may move the surfaces' parameters; this one does not."""
 
-    Attributes:
-        keeps: Names of the attributes that a stream changes; they are replaced, never written into.
-        fixed: Names of lists of tensors that no stream changes, such as where parameters started.
-        needs_gradients: Whether it takes gradient steps; its calls are then made with gradients
-            enabled and on tensors that allow them.
-        forgets: Whether it forgets by itself before a batch is over, so that nothing can collapse.
-        reads: How it reads the model's outputs.
-        outputs: Finds the logits in the model's outputs, as the mover reads them; set by the
-            adapter before `bind`.
-        backwards: Number of backward passes since it was made.
-        updates: Number of steps taken since it was made.
-        skipped: Number of batches that led to NaN or infinity. A mover that meets one adds 1,
-            or more for single images; the adapter makes that 1 for each batch.
-    """
-
+    # Attributes that a stream changes (replaced, never written into), and lists of tensors that no
+    # stream changes, such as where parameters started.
     keeps: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[tuple[str, ...]] = ()
-    needs_gradients = False
-    forgets = False
+    needs_gradients = False  # whether it takes gradient steps
+    forgets = False  # by itself, before a batch is over, so that nothing can collapse
     reads: Reads = "nothing"
-    outputs: Outputs
+    outputs: Outputs  # finds the logits; set by the adapter before `bind`
     stream: Stream  # given by `join`
 
     def __init__(self) -> None:
-        self.backwards = 0
-        self.updates = 0
+        self.backwards = self.updates = 0  # backward passes and steps since it was made
+        # Batches that led to NaN or infinity. A predictor that meets one adds 1, or more for single
+        # images; the adapter makes that 1 for each batch.
         self.skipped = 0
 
     @property
     def kind(self) -> str:
-        """A name that two movers share only if they leave the same values in a stream."""
-        return type(self).__name__
+        """A name that two predictors share only if they leave the same values in a stream."""
+        name = type(self).__name__
+        return "Mover" if name == "Predictor" else name  # as in files of version 0.2
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Take the model and the parameters to move; called once, when surfaces are attached."""
@@ -224,26 +212,17 @@ class Draws:
         return torch.Generator().manual_seed(self._seed).get_state()
 
 
-class Stepper(Mover):
-    """A mover that takes gradient steps.
+class Stepper(Predictor):
+    """A predictor that takes gradient steps, and returns logits from before or after them.
 
-    Args:
-        optimizer: Makes the optimiser; Adam by default.
-        steps: Number of steps on each batch.
-        logits: From `before` or `after` the update.
-        seed: Seed of the generator; a reset draws the same again.
-
-    Attributes:
-        remembers_start: Whether `start` is filled, with a copy of all parameters.
-        start: Where the parameters started, for methods that go back there or stay near.
-        descent: Takes the steps.
-        generator: For methods that draw something, on the CPU; a stream has its own state of it.
+    A method that draws something does so by `generator`, on the CPU; a stream has its own state of
+    it, and a reset draws the same again.
     """
 
     fixed: ClassVar[tuple[str, ...]] = ("start",)
     needs_gradients = True
     reads: Reads = "probabilities"
-    remembers_start = False
+    remembers_start = False  # whether `start` is filled: where the parameters started
 
     def __init__(
         self,
@@ -254,8 +233,6 @@ class Stepper(Mover):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_option("steps", steps, Whole(1))
-        check_option("logits", logits, OneOf(get_args(Logits)))
         self.steps = steps
         self.logits: Logits = logits
         self.descent = Descent(optimizer)
@@ -313,14 +290,9 @@ class Stepper(Mover):
 class GradientSteps(Stepper):
     """Lower an objective of the logits by gradient steps on each batch.
 
-    A method that needs more than an objective of the logits overrides `loss`, `moved` or `output`.
-
-    Args:
-        objective: A scalar function of the logits, shape (batch, classes, ...); a single logit z
-            comes as two, 0 and z. One with running state names it in `keeps`.
-        reads: How the objective reads them; see `ttapca.support.outputs`.
-        **stepping: See `Stepper`. `logits` are those of the forward pass `before` the last update,
-            as in TENT, or of one more `after` it, as in the paper.
+    The objective is a scalar function of the logits, shape (batch, classes, ...); a single logit z
+    comes as two, 0 and z. One with running state names it in `keeps`. A method that needs more
+    overrides `loss`, `moved` or `output`.
     """
 
     def __init__(
@@ -332,8 +304,8 @@ class GradientSteps(Stepper):
 
     def join(self, stream: Stream) -> None:
         """Declare the objective's running state as well."""
-        super().join(stream)
         stream.keep("objective", Attributes(self.objective, getattr(self.objective, "keeps", ())))
+        super().join(stream)
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Predict, step, and predict again if the logits are wanted from after the update."""
@@ -360,7 +332,6 @@ class GradientSteps(Stepper):
 
 def adam(lr: float = DEFAULT_LEARNING_RATE) -> OptimizerFactory:
     """Return a factory of Adam with this learning rate."""
-    check_option("lr", lr, Number(above=0))
     return functools.partial(_adam, lr=lr)
 
 
@@ -374,7 +345,6 @@ def sgd(
     lr: float = DEFAULT_LEARNING_RATE, *, momentum: float = 0.0, nesterov: bool = False
 ) -> OptimizerFactory:
     """Return a factory of stochastic gradient descent; see `torch.optim.SGD`."""
-    check_option("lr", lr, Number(above=0))
     return functools.partial(torch.optim.SGD, lr=lr, momentum=momentum, nesterov=nesterov)
 
 

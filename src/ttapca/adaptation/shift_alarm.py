@@ -96,13 +96,8 @@ class ShiftAlarm:
 class ShiftWatch:
     """Looks at the batches of streams for an alarm; without one it looks at nothing.
 
-    Args:
-        alarm: The alarm, if there is one.
-        gains: The closed-form gains of an adapter.
-        shares: Share of each class in the predictions for source data; None if unknown.
-
-    Raises:
-        OptionError: There is an alarm, and no closed-form gain that could notice a shift.
+    It needs the closed-form gains of an adapter, which notice a shift. `shares` are those of each
+    class in the predictions for source data; None if unknown.
     """
 
     def __init__(
@@ -122,13 +117,9 @@ class ShiftWatch:
     def look(self, batch: StreamBatch, number: int, logits: Tensor | None) -> bool:
         """Look at the images of a stream after they were predicted.
 
-        Args:
-            batch: Of the last pass of the stream; takes the new state of the alarm.
-            number: Of the stream in the batch.
-            logits: Of its images; None if there are no classes that exclude each other.
-
-        Returns:
-            Whether a shift began or ended.
+        The batch of its last pass, in which it has this number, takes the new state of the alarm.
+        Logits are None without classes that exclude each other. Return whether a shift began or
+        ended.
         """
         if self.alarm is None or batch.left_out:
             return False

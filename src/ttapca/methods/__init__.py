@@ -9,12 +9,12 @@ import importlib
 import pkgutil
 from typing import Literal
 
-from ttapca.methods.method import METHODS, Method, Mixture, in_order
+from ttapca.methods.method import METHODS, Method, Mixture
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
-for _found in in_order():
-    METHODS[_found.name] = METHODS.pop(_found.name)
+for _name in sorted(METHODS, key=lambda name: METHODS[name].year):
+    METHODS[_name] = METHODS.pop(_name)
 
 _classes = {each.method.__name__: each.method for each in METHODS.values()}
 globals().update(_classes)

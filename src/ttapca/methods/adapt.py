@@ -102,7 +102,7 @@ def adapt(
     else:
         registration(method).check_names(list(options), beside=BESIDE)
         chosen = registration(method).make(**options)
-    made = chosen.for_outputs(outputs).assemble()
+    made = (chosen if outputs is None else chosen.for_outputs(outputs)).assemble()
     check_option("strict", strict, Flag())
     gains = [each for each in made.surfaces if isinstance(each, SpectralGains)]
     if strict and not gains:
@@ -112,7 +112,7 @@ def adapt(
     return Adapter(
         model,
         made.surfaces,
-        made.mover,
+        made.predictor,
         forgetting=forgetting,
         guard=guard,
         logits=logits,

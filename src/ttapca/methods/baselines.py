@@ -70,4 +70,4 @@ class Tent(GradientMethod):
 
     def assemble(self) -> Assembly:
         """Return scale and shift, moved by entropy."""
-        return self.assembly(NormAffine(), mover=GradientSteps(mean_entropy, **self.stepping()))
+        return self.assembly(NormAffine(), predictor=GradientSteps(mean_entropy, **self.stepping()))

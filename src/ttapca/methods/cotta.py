@@ -54,7 +54,7 @@ class CoTTA(GradientMethod):
 
     def assemble(self) -> Assembly:
         """Return all weights, moved by a teacher."""
-        return self.assembly(Weights(all_parameters, "weights"), mover=TeacherAndStudent(self))
+        return self.assembly(Weights(all_parameters, "weights"), predictor=TeacherAndStudent(self))
 
 
 class TeacherAndStudent(TaughtSteps):

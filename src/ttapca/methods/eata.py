@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -29,16 +29,8 @@ from ttapca.support.outputs import Outputs, log_softmax, softmax_entropy
 MEAN_MOMENTUM = 0.9  # of the running mean prediction
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What the paper sets for one kind of data."""
-
-    redundancy_margin: float
-    fisher_weight: float
-
-
 FEW_CLASSES = 100  # up to this number CIFAR's settings serve, beyond it ImageNet's
-CIFAR, IMAGENET = Setting(0.4, 1.0), Setting(0.05, 2000.0)
+CIFAR, IMAGENET = (0.4, 1.0), (0.05, 2000.0)  # margin of redundancy and weight of the penalty
 
 
 @register("eata", paper="Niu et al. (ICML 2022)")
@@ -87,7 +79,7 @@ class EATA(GradientMethod):
 
     def assemble(self) -> Assembly:
         """Return scale and shift, moved by reliable samples."""
-        return self.assembly(NormAffine(), mover=ReliableSteps(self))
+        return self.assembly(NormAffine(), predictor=ReliableSteps(self))
 
 
 class ReliableSteps(GradientSteps):
@@ -98,13 +90,13 @@ class ReliableSteps(GradientSteps):
 
     def __init__(self, options: EATA) -> None:
         super().__init__(mean_entropy, reads="classes", **options.stepping())
-        self.entropy_margin = options.entropy_margin
-        self.redundancy_margin = options.redundancy_margin
-        self.fisher_weight = options.fisher_weight
+        self.remembers_start = options.source is not None  # for the penalty alone
+        self._source = options.source
+        if options.source is not None:  # an adapter is copied and pickled without the data
+            options = replace(options, source=())
+        self.options = options
         self.fisher: list[Tensor] = []
         self.mean: Tensor | None = None
-        self._source = options.source
-        self.remembers_start = options.source is not None  # for the penalty alone
         self._next_mean: Tensor | None = None
 
     def bind(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
@@ -112,7 +104,7 @@ class ReliableSteps(GradientSteps):
         super().bind(model, parameters)
         if self._source is not None:
             self.fisher = fisher_information(model, parameters, self._source, self.outputs)
-        self._source = None  # an adapter is copied and pickled without the data
+        self._source = None
 
     def loss(self, logits: Tensor, run: Run, *inputs: Any, **options: Any) -> Tensor | None:
         """Return the loss over the samples that take part; None if there are none."""
@@ -122,13 +114,13 @@ class ReliableSteps(GradientSteps):
         if not bool(torch.isfinite(entropy).all()):
             return entropy.mean()  # not finite: the step is skipped, and counted as such
         classes = logits.shape[1]
-        setting = CIFAR if classes <= FEW_CLASSES else IMAGENET
-        margin = self.entropy_margin * math.log(classes)
+        redundancy_margin, fisher_weight = CIFAR if classes <= FEW_CLASSES else IMAGENET
+        margin = self.options.entropy_margin * math.log(classes)
         chosen = entropy < margin
         if self.mean is not None:
             self.mean = self.mean.to(predictions)
             similarity = F.cosine_similarity(self.mean.unsqueeze(0), predictions, dim=1)
-            chosen &= similarity.abs() < (self.redundancy_margin or setting.redundancy_margin)
+            chosen &= similarity.abs() < (self.options.redundancy_margin or redundancy_margin)
         if not bool(chosen.any()):
             return None
         batch_mean = predictions[chosen].mean(0)
@@ -136,7 +128,7 @@ class ReliableSteps(GradientSteps):
             batch_mean if self.mean is None else torch.lerp(batch_mean, self.mean, MEAN_MOMENTUM)
         )
         entropy = entropy[chosen]
-        penalty = (self.fisher_weight or setting.fisher_weight) * self._distance()
+        penalty = (self.options.fisher_weight or fisher_weight) * self._distance()
         return (torch.exp(margin - entropy.detach()) * entropy).mean() + penalty
 
     def moved(self) -> None:
@@ -158,11 +150,6 @@ def fisher_information(
 
     As in the official code the labels are the model's own predictions, and the gradient is that of
     a batch's mean.
-
-    Raises:
-        OptionError: The source does not yield batches, or pairs that start with one.
-        NotEnoughDataError: It yields nothing.
-        NonFiniteError: A gradient is not finite.
     """
     total = [torch.zeros_like(parameter) for parameter in parameters]
     count = 0

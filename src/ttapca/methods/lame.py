@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
-from ttapca.adaptation.optimisation import Mover, Run, log_predictions
+from ttapca.adaptation.optimisation import Predictor, Run, log_predictions
 from ttapca.methods.method import (
     CLASSES,
     Assembly,
@@ -75,7 +75,7 @@ class LAME(Method):
         return Assembly(statistics_surfaces(self.statistics), LaplacianCorrection(self))
 
 
-class LaplacianCorrection(Mover):
+class LaplacianCorrection(Predictor):
     """Predicts, then lets samples that are near each other agree."""
 
     reads: Reads = "classes"

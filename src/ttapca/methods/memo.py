@@ -60,7 +60,9 @@ class MEMO(GradientMethod):
 
     def assemble(self) -> Assembly:
         """Return all weights, moved by the entropy over views."""
-        return self.assembly(Weights(all_parameters, "weights"), mover=MarginalEntropySteps(self))
+        return self.assembly(
+            Weights(all_parameters, "weights"), predictor=MarginalEntropySteps(self)
+        )
 
 
 class MarginalEntropySteps(Stepper):

@@ -1,4 +1,4 @@
-"""What a method is: typed options, from which surfaces and a mover are assembled.
+"""What a method is: typed options, from which surfaces and a predictor are assembled.
 
 A method is a frozen dataclass, registered where it is defined:
 
@@ -46,8 +46,9 @@ from ttapca._checks import (
     Whole,
     check_option,
 )
-from ttapca.adaptation.optimisation import DEFAULT_LEARNING_RATE, Logits, Mover, adam
+from ttapca.adaptation.optimisation import DEFAULT_LEARNING_RATE, Logits, Predictor, adam
 from ttapca.adaptation.surfaces import BatchNormStatistics, SpectralGains, StreamStatistics, Surface
+from ttapca.adaptation.surfaces.filter_gains import known_classes
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.spectral.constants import CONSTANTS, Constants
@@ -107,17 +108,11 @@ Statistics = Literal["source", "batch", "mixed"] | Share | Mixture
 
 @dataclass(frozen=True)
 class Assembly:
-    """What a method is made of.
-
-    Attributes:
-        surfaces: What may change.
-        mover: What moves them; None if they compute their own state in the forward pass.
-        memory: After this many samples, an image of a stream counts 1 / e.
-    """
+    """What a method is made of."""
 
     surfaces: list[Surface]
-    mover: Mover | None = None
-    memory: float = math.inf
+    predictor: Predictor | None = None  # None if surfaces compute their state in the forward pass
+    memory: float = math.inf  # after this many samples, an image of a stream counts 1 / e
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +136,7 @@ class Method:
         _check_fields(self)
 
     def assemble(self) -> Assembly:
-        """Return surfaces and mover, to be put on one model."""
+        """Return surfaces and predictor, to be put on one model."""
         raise NotImplementedError
 
     def for_outputs(self, kind: OutputKind | None) -> Method:
@@ -199,7 +194,7 @@ class GradientMethod(Method):
         return {"optimizer": self.optimiser(self.lr), "steps": self.steps, "logits": self.logits}
 
     def assembly(
-        self, *moved: Surface, mover: Mover, statistics: Sequence[Surface] | None = None
+        self, *moved: Surface, predictor: Predictor, statistics: Sequence[Surface] | None = None
     ) -> Assembly:
         """Return statistics, the surfaces that steps move, and the gains of a filter if given.
 
@@ -211,7 +206,7 @@ class GradientMethod(Method):
             statistics = statistics_surfaces(self.statistics, below)
         surfaces = [*statistics, *moved, *below]
         memory = CONSTANTS.memory if below and is_closed_form(gain) else math.inf
-        return Assembly(surfaces, mover, memory)
+        return Assembly(surfaces, predictor, memory)
 
 
 def statistics_surfaces(
@@ -223,25 +218,17 @@ def statistics_surfaces(
 ) -> list[Surface]:
     """Return the surfaces for a choice of statistics; a network without BatchNorm is no error.
 
-    Args:
-        statistics: `source`, `batch`, the weight of the batch, or `mixed`: a weight that rises with
-            the size of the batch, with the depth of the layer, and with how surely a closed-form
-            filter sees a shift; a `Mixture` says how.
-        below: The filters. `mixed` also mixes the GroupNorm or LayerNorm layers that they know.
-        classes: Takes the part that the classes of a batch explain out of statistics.
-        constants: See `ttapca.spectral.constants`.
-
-    Raises:
-        OptionError: LayerNorm was asked for, and no filter knows such layers.
+    `mixed` also mixes the GroupNorm or LayerNorm layers that the filters `below` know. The part
+    that `classes` explain is taken out of the statistics of a batch.
     """
-    closed = [surface for surface in below if surface.in_closed_form]
+    closed = [surface.fitted for surface in below if surface.in_closed_form]
     if statistics == "mixed":
         statistics = Mixture()
     if not isinstance(statistics, Mixture):
         weight = NAMED_STATISTICS[statistics] if isinstance(statistics, str) else statistics
         return [BatchNormStatistics(weight, required=False)]
     ends, prior = (statistics.first, statistics.last), statistics.prior
-    tokens = next((each.fitted.layer_norm_ for each in closed if each.fitted.layer_norm_), {})
+    tokens = next((each.layer_norm_ for each in closed if each.layer_norm_), {})
     if statistics.layer_norm and not tokens:
         raise OptionError(
             "`layer_norm` would have no effect: it needs a filter with closed-form gains, fitted "
@@ -249,30 +236,23 @@ def statistics_surfaces(
         )
     if not closed:
         return [BatchNormStatistics(ends, prior=prior, required=False)]
-    known = next((each.fitted.group_norm_ for each in closed if each.fitted.group_norm_), {})
+    known = next((each.group_norm_ for each in closed if each.group_norm_), {})
     mixes_tokens = classes is not None if statistics.layer_norm is None else statistics.layer_norm
+    # The more classes there are, the less it takes to mistake one for another: with a hundred of
+    # them, the full weight of a single image cost clean images three points. If their number is
+    # unknown, a single image has no weight.
+    counted = known_classes(closed)
+    share = 0.0 if counted is None else min(1.0, constants.few_classes / len(counted.shares))
     return [
         StreamStatistics(
             ends,
             prior=prior,
-            alone=statistics.alone * _share_alone(closed, constants),
+            alone=statistics.alone * share,
             source=known | tokens if mixes_tokens else known,
             classes=classes,
             constants=constants,
         )
     ]
-
-
-def _share_alone(closed: Sequence[SpectralGains], constants: Constants) -> float:
-    """Return the share of its weight that a single image has, by the number of classes.
-
-    The more classes there are, the less it takes to mistake one for another: with a hundred of
-    them, the full weight cost clean images three points. If their number is unknown, a single image
-    has no weight.
-    """
-    found = (each.fitted.classes_ for each in closed)
-    known = next((classes for classes in found if classes is not None), None)
-    return 0.0 if known is None else min(1.0, constants.few_classes / len(known.shares))
 
 
 def needed_filter(given: object) -> FittedFilter:
@@ -289,26 +269,15 @@ def needed_filter(given: object) -> FittedFilter:
 
 @dataclass(frozen=True)
 class Registration:
-    """A method by its name.
-
-    Attributes:
-        name: Such as `tent`.
-        method: The class.
-        summary: One line for a person.
-        paper: Where it was published.
-        needs: What it needs from the source domain: only the `model`, unlabelled `data`, or a
-            special `training`.
-        preset: Options that the name sets.
-        fixed: Those among them that cannot be changed under this name.
-    """
+    """A method by its name, such as `tent`."""
 
     name: str
     method: type[Method]
-    summary: str
-    paper: str
-    needs: SourceNeed
-    preset: Mapping[str, Any]
-    fixed: tuple[str, ...]
+    summary: str  # one line for a person
+    paper: str  # where it was published
+    needs: SourceNeed  # only the model, unlabelled data, or a special training
+    preset: Mapping[str, Any]  # options that the name sets
+    fixed: tuple[str, ...]  # the ones among them that cannot be changed under this name
 
     @property
     def year(self) -> float:
@@ -357,12 +326,6 @@ class Registration:
 
 METHODS: dict[str, Registration] = {}
 """All methods by name: those of the literature by year, and those of this library after them."""
-
-
-def in_order() -> list[Registration]:
-    """Return all methods in the order of tables; of one year, in the order of registration."""
-    return sorted(METHODS.values(), key=lambda each: each.year)
-
 
 AnyMethod = TypeVar("AnyMethod", bound=type[Method])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ttapca.adaptation.optimisation import Mover, Run
+from ttapca.adaptation.optimisation import Predictor, Run
 from ttapca.adaptation.surfaces import Surface
+from ttapca.adaptation.surfaces.trainable import AroundForward
 from ttapca.errors import LayerOutputError
 from ttapca.methods.method import (
     CLASSES,
@@ -26,7 +27,6 @@ from ttapca.spectral.stream import Stream
 from ttapca.support.modules import find_classifier, path_of
 from ttapca.support.outputs import Reads
 from ttapca.support.tensors import at_least_float32
-from ttapca.support.wrapping import Wrapper
 
 CENTRE = "centre"  # the name under which a stream keeps the mean and its number of rows
 
@@ -69,11 +69,6 @@ class CentredFeatures(Surface):
     """Takes the mean of the stream from the classifier's input.
 
     A pass outside of an adapter's call uses the mean as it is, and adds nothing to it.
-
-    Attributes:
-        path: Dotted path of the classifier.
-        n_logits: How many a classifier makes that was found, not named; None if unknown.
-        called: Whether the classifier was called since this was last set to False.
     """
 
     def __init__(self, options: NEO) -> None:
@@ -81,9 +76,8 @@ class CentredFeatures(Surface):
         self.momentum = options.momentum
         self.given = options.classifier
         self.path = ""
-        self.n_logits: int | None = None
-        self.called = False
-        self.stream = Stream()
+        self.n_logits: int | None = None  # of a classifier that was found, not named
+        self.called = False  # since this was last set to False
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Take over the classifier."""
@@ -92,11 +86,17 @@ class CentredFeatures(Surface):
         self.path = path_of(model, layer)
         if self.given is None and isinstance(layer, nn.Linear):
             self.n_logits = layer.out_features
-        self.stream = stream or Stream()
         self.stream.declare(CENTRE, (None, 0))
-        self.patches.wrap(layer, CentredLayer(self, layer))
+        self.patches.wrap(layer, AroundForward(self, functools.partial(self._run_layer, layer)))
 
-    def centred(self, layer: nn.Module, features: Any) -> Any:
+    def _run_layer(self, layer: nn.Module, forward: Run, /, *args: Any, **kwargs: Any) -> Any:
+        """Run the classifier, with its first argument re-centred."""
+        if args:
+            return forward(self._centred(layer, args[0]), *args[1:], **kwargs)
+        name = next(iter(kwargs))
+        return forward(**{**kwargs, name: self._centred(layer, kwargs[name])})
+
+    def _centred(self, layer: nn.Module, features: Any) -> Any:
         """Return features without the mean of the stream."""
         if not self.enabled:
             return features
@@ -136,28 +136,8 @@ class CentredFeatures(Surface):
         share = count / (past + count) if self.momentum is None else self.momentum
         self.stream.write(CENTRE, (torch.lerp(before, mean, share), past + count))
 
-    def extra_repr(self) -> str:
-        """Return what `print(adapter)` shows."""
-        how = "all samples alike" if self.momentum is None else f"momentum={self.momentum}"
-        return f"classifier={self.path}, {how}"
 
-
-class CentredLayer(Wrapper):
-    """Runs the classifier on re-centred features."""
-
-    def __init__(self, surface: CentredFeatures, layer: nn.Module) -> None:
-        self.surface = surface
-        self.layer = layer
-
-    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run it, with its first argument changed."""
-        if args:
-            return forward(self.surface.centred(self.layer, args[0]), *args[1:], **kwargs)
-        name = next(iter(kwargs))
-        return forward(**{**kwargs, name: self.surface.centred(self.layer, kwargs[name])})
-
-
-class CentredPass(Mover):
+class CentredPass(Predictor):
     """One pass, which must have gone through the classifier."""
 
     reads: Reads = "classes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -13,8 +13,9 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ttapca.adaptation.optimisation import Mover, Run
+from ttapca.adaptation.optimisation import Predictor, Run
 from ttapca.adaptation.surfaces import Surface
+from ttapca.adaptation.surfaces.trainable import AroundForward
 from ttapca.errors import AttachError, LayerOutputError, NotEnoughDataError, OptionError
 from ttapca.methods.method import PROBABILITIES, Assembly, Count, Method, Positive, Share, register
 from ttapca.methods.views import images_and_forward, refuse_pixels
@@ -25,7 +26,7 @@ from ttapca.support.inputs import SourceData, source_batches
 from ttapca.support.modules import device_and_dtype, evaluation_mode, find_layer
 from ttapca.support.outputs import Reads, softmax_entropy
 from ttapca.support.tensors import at_least_float32
-from ttapca.support.wrapping import Result, Wrapper, surely, temporary_patches
+from ttapca.support.wrapping import Result, temporary_patches
 
 Augment = Literal["none", "crop", "crop and flip"]
 Phase = Literal["idle", "measure", "align"]
@@ -97,27 +98,23 @@ class PEA(Method):
             )
 
     def assemble(self) -> Assembly:
-        """Return the alignment, and a mover that passes each batch through twice."""
+        """Return the alignment, and a predictor that passes each batch through twice."""
         alignment = Alignment(self)
         return Assembly([alignment], TwoPasses(alignment, self.augment))
 
 
 class Alignment(Surface):
-    """Aligns the features after some layers; the mover announces each pass.
+    """Aligns the features after some layers; the predictor announces each pass.
 
     A pass outside of an adapter's call aligns by the averages so far, and adds nothing to them.
     """
 
     def __init__(self, options: PEA) -> None:
         super().__init__()
-        self.group_size = options.group_size
-        self.momentum = options.momentum
-        self.smoothing = options.smoothing
-        self.drift_factor = options.drift_factor
-        self.entropy_jump = options.entropy_jump
+        # An adapter is copied and pickled without the data, which are read once.
+        self.options = replace(options, source=())
+        self._source: SourceData = () if options.source is None else options.source
         self.paths: list[str] = list(options.layers or ())
-        self.stream = Stream()
-        self._source = options.source
         self._phase: Phase = "idle"
         self._distances: list[float] = []
 
@@ -141,13 +138,14 @@ class Alignment(Surface):
             }
             for name, tensor in here.items():
                 self.register_buffer(f"{name}_{number}", tensor.to(dtype).contiguous())
-        self._source = None  # an adapter is copied and pickled without the data
-        self.stream = stream or Stream()
+        self._source = ()
         self.stream.declare("weights", None)
         self.stream.declare("usual entropy", None)
         for number, layer in enumerate(layers):
             self.stream.declare(f"features/{number}", NOTHING_SEEN)
-            self.patches.wrap(layer, AlignedLayer(self, layer, number))
+            self.patches.wrap(
+                layer, AroundForward(self, functools.partial(self._run_layer, layer, number))
+            )
 
     @torch.no_grad()
     def _measure_source(self, model: nn.Module, layers: list[nn.Module]) -> list[list[Moments]]:
@@ -158,30 +156,29 @@ class Alignment(Surface):
             rows = rows_of(features_of(layer, output, self.paths[number]))
             groups = list(self._groups(rows.shape[1]))
             if number not in found:
-                sizes = [group.stop - group.start for group in groups]
+                sizes = [rows[:, group].shape[1] for group in groups]
                 found[number] = [Moments(size, device=rows.device) for size in sizes]
             for group, moments in zip(groups, found[number], strict=True):
                 moments.update(rows[:, group])
 
-        source = self._source if self._source is not None else ()
         # A loader that shuffles draws from the caller's random state, which is then restored.
         with torch.random.fork_rng(devices=[]), evaluation_mode(model), temporary_patches() as seen:
             for number, layer in enumerate(layers):
                 seen.hook_output(layer, functools.partial(see, number))
-            for samples in source_batches(source, model):
+            for samples in source_batches(self._source, model):
                 model(samples)
         if len(found) < len(layers) or any(groups[0].count < 2 for groups in found.values()):
             raise NotEnoughDataError(
                 "Mean and covariance need at least two samples of source data at every layer; "
-                "found fewer. Pass more of them as `source=`, and look whether the model calls "
-                f"all of {', '.join(f'`{path}`' for path in self.paths)}."
+                "found fewer. Pass more as `source=`, and look whether the model calls all of "
+                f"{', '.join(f'`{path}`' for path in self.paths)}."
             )
         return [found[number] for number in range(len(layers))]
 
     def measure(self, run: Callable[[], object]) -> None:
         """Find the weight of each layer from a pass of the model as it is."""
         self._distances = [0.0] * len(self.paths)
-        self._during("measure", run)
+        self.run_with(run, _phase="measure")
         finite = all(map(math.isfinite, self._distances))
         self.stream.write(
             "weights", _weights(self._distances) if finite else (0.0,) * len(self.paths)
@@ -190,7 +187,7 @@ class Alignment(Surface):
 
     def align(self, run: Callable[[], Result]) -> Result:
         """Run a pass whose features are taken into the running averages, and aligned."""
-        return self._during("align", run)
+        return self.run_with(run, _phase="align")
 
     def watch(self, logits: Tensor) -> None:
         """Follow the entropy of predictions, and forget everything if it jumps."""
@@ -198,24 +195,18 @@ class Alignment(Surface):
         usual = self.stream.past("usual entropy")
         if usual is None:
             usual = entropy
-        elif entropy > usual + self.entropy_jump:
+        elif entropy > usual + self.options.entropy_jump:
             for number in range(len(self.paths)):
                 self.stream.write(f"features/{number}", NOTHING_SEEN)
             usual = entropy
-        self.stream.write("usual entropy", _mixed(self.smoothing, entropy, usual))
+        share = self.options.smoothing
+        self.stream.write("usual entropy", share * entropy + (1 - share) * usual)
 
-    def _during(self, phase: Phase, run: Callable[[], Result]) -> Result:
-        def announced() -> Result:
-            self._phase = phase
-            return run()
-
-        return surely(announced, then=self._rest)
-
-    def _rest(self) -> None:
-        self._phase = "idle"
-
-    def seen(self, layer: nn.Module, number: int, output: Any) -> Any:
+    def _run_layer(
+        self, layer: nn.Module, number: int, forward: Run, /, *args: Any, **kwargs: Any
+    ) -> Any:
         """Return a layer's output, aligned or as it was."""
+        output = forward(*args, **kwargs)
         if not self.enabled:
             return output
         features = at_least_float32(features_of(layer, output, self.paths[number]))
@@ -232,7 +223,10 @@ class Alignment(Surface):
         mean, _, _ = self.stream.now(f"features/{number}")
         if mean is None:
             return output
-        return _as_before(self._aligned(number, rows, weight), layer, output)
+        where = _channels(layer, output)
+        shape = output.movedim(where, -1).shape
+        aligned = self._aligned(number, rows, weight).reshape(shape)
+        return aligned.movedim(-1, where).to(output.dtype)
 
     def _distance(self, number: int, features: Tensor) -> float:
         """Return how far the features after a layer are from the source (d_l)."""
@@ -275,39 +269,22 @@ class Alignment(Surface):
         old_mean, old_covariances, drift = self.stream.now(name)
         if old_mean is not None:
             away = float((mean - old_mean.to(mean)).abs().mean())
-            drift = _mixed(self.smoothing, away, drift)
-            if away <= self.drift_factor * drift:
-                mean = torch.lerp(old_mean.to(mean), mean, self.momentum)
+            drift = self.options.smoothing * away + (1 - self.options.smoothing) * drift
+            if away <= self.options.drift_factor * drift:
+                mean = torch.lerp(old_mean.to(mean), mean, self.options.momentum)
                 covariances = tuple(
-                    torch.lerp(old.to(new), new, self.momentum)
+                    torch.lerp(old.to(new), new, self.options.momentum)
                     for old, new in zip(old_covariances, covariances, strict=True)
                 )
         self.stream.write(name, (mean, covariances, drift))
         return True
 
     def _groups(self, channels: int) -> Iterator[slice]:
-        for start in range(0, channels, self.group_size):
-            yield slice(start, min(start + self.group_size, channels))
-
-    def extra_repr(self) -> str:
-        """Return what `print(adapter)` shows."""
-        return f"aligned layers: {len(self.paths)}"
+        size = self.options.group_size
+        return (slice(start, start + size) for start in range(0, channels, size))
 
 
-class AlignedLayer(Wrapper):
-    """Shows the output of one layer to the surface."""
-
-    def __init__(self, surface: Alignment, layer: nn.Module, number: int) -> None:
-        self.surface = surface
-        self.layer = layer
-        self.number = number
-
-    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer, and align what it returns."""
-        return self.surface.seen(self.layer, self.number, forward(*args, **kwargs))
-
-
-class TwoPasses(Mover):
+class TwoPasses(Predictor):
     """Passes each batch through twice, with its views, and averages their logits."""
 
     reads: Reads = "probabilities"
@@ -378,13 +355,6 @@ def rows_of(features: Tensor) -> Tensor:
     return features.movedim(1, -1).reshape(-1, features.shape[1])
 
 
-def _as_before(rows: Tensor, layer: nn.Module, output: Tensor) -> Tensor:
-    """Return rows in the shape and precision of a layer's output."""
-    where = _channels(layer, output)
-    moved = output.movedim(where, -1).shape
-    return rows.reshape(moved).movedim(-1, where).to(output.dtype)
-
-
 def _channels(layer: nn.Module, output: Tensor) -> int:
     """Return which dimension holds the channels: the last one of tokens, else the second."""
     if isinstance(layer, nn.LayerNorm):
@@ -408,10 +378,6 @@ def _weights(distances: list[float]) -> tuple[float, ...]:
     if len(distances) == 1:
         return (1.0,)
     return tuple((each - least) / (most - least) if most > least else 0.0 for each in distances)
-
-
-def _mixed(weight: float, new: float, old: float) -> float:
-    return weight * new + (1 - weight) * old
 
 
 def _regularised(covariance: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class ROID(GradientMethod):
 
     def assemble(self) -> Assembly:
         """Return scale and shift, moved by weighted samples."""
-        return self.assembly(NormAffine(), mover=EnsembledSteps(self))
+        return self.assembly(NormAffine(), predictor=EnsembledSteps(self))
 
 
 class EnsembledSteps(GradientSteps):

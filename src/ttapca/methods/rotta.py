@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca.adaptation.optimisation import Run, log_predictions
 from ttapca.adaptation.surfaces import NormAffine, Surface
-from ttapca.adaptation.surfaces.statistics import refuse_replaced
+from ttapca.adaptation.surfaces.base import refuse_replaced
+from ttapca.adaptation.surfaces.trainable import AroundForward
 from ttapca.errors import OptionError, ShapeError
 from ttapca.methods.method import (
     CLASSES,
@@ -39,7 +40,6 @@ from ttapca.support.norm_layers import (
 )
 from ttapca.support.outputs import Reads
 from ttapca.support.tensors import at_least_float32
-from ttapca.support.wrapping import Result, Wrapper, surely
 
 Who = Literal["student", "teacher"]
 
@@ -102,23 +102,16 @@ class RoTTA(GradientMethod):
     def assemble(self) -> Assembly:
         """Return scale and shift, and slow statistics, moved by a memory."""
         slow = SlowStatistics(self.statistics_momentum)
-        return self.assembly(NormAffine(), mover=MemorySteps(self, slow), statistics=[slow])
+        return self.assembly(NormAffine(), predictor=MemorySteps(self, slow), statistics=[slow])
 
 
 class Sample(NamedTuple):
-    """A sample of the memory.
+    """A sample of the memory."""
 
-    Attributes:
-        image: Shape (channels, height, width).
-        label: The class that was predicted when it came.
-        uncertainty: The entropy of that prediction, as a share of the largest.
-        age: How many samples have come since, itself included.
-    """
-
-    image: Tensor
-    label: int
-    uncertainty: float
-    age: int = 0
+    image: Tensor  # (channels, height, width)
+    label: int  # the class that was predicted when it came
+    uncertainty: float  # the entropy of that prediction, as a share of the largest
+    age: int = 0  # how many samples have come since, itself included
 
 
 class Memory:
@@ -169,10 +162,6 @@ class Memory:
         old = 1 / (1 + math.exp(-sample.age / given.capacity))
         return given.timeliness_weight * old + given.uncertainty_weight * sample.uncertainty
 
-    def by_class(self) -> list[Sample]:
-        """Return the samples of one class after the other."""
-        return sorted(self.samples, key=lambda each: each.label)
-
 
 class SlowStatistics(Surface):
     """BatchNorm with running statistics of the stream, one set for student and teacher each.
@@ -186,73 +175,42 @@ class SlowStatistics(Surface):
         self.momentum = momentum
         self.who: Who = "student"
         self.learns = False
-        self.stream = Stream()
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Take over every BatchNorm layer that has running statistics."""
         super().attach(model, stream)
         layers = list(with_running_statistics(model).values())
         refuse_replaced(layers)
-        self.stream = stream or Stream()
         for number, layer in enumerate(layers):
             for who in ("student", "teacher"):
                 self.stream.declare(f"{who}'s statistics/{number}", None)
-            self.patches.wrap(layer, SlowLayer(self, layer, number))
+            run = functools.partial(self._run_layer, layer, number)
+            self.patches.wrap(layer, AroundForward(self, run, replaces=True))
 
-    def run_as(self, who: Who, run: Callable[[], Result], *, learn: bool = False) -> Result:
-        """Run something with the statistics of the student or the teacher, which may learn."""
-
-        def switched() -> Result:
-            self.who, self.learns = who, learn
-            return run()
-
-        return surely(switched, then=self._back)
-
-    def _back(self) -> None:
-        self.who, self.learns = "student", False
-
-    def extra_repr(self) -> str:
-        """Return what `print(adapter)` shows."""
-        return f"momentum={self.momentum}, layers={len(self.patches)}"
-
-
-class SlowLayer(Wrapper):
-    """Runs one BatchNorm layer with slow statistics."""
-
-    replaces = True
-
-    def __init__(self, surface: SlowStatistics, layer: _BatchNorm, number: int) -> None:
-        self.surface = surface
-        self.layer = layer
-        self.number = number
-
-    def __call__(self, forward: Callable[..., Any], /, input: Tensor) -> Any:
-        """Normalise a batch; the argument has the name that torch's own layers give it."""
-        surface, layer = self.surface, self.layer
-        if not surface.enabled:
-            return forward(input)
-        x = at_least_float32(input)
-        name = f"{surface.who}'s statistics/{self.number}"
-        known: Any = surface.stream.now(name) or (layer.running_mean, layer.running_var)
+    def _run_layer(
+        self, layer: _BatchNorm, number: int, forward: Run, /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Normalise a batch with slow statistics."""
+        if not self.enabled:
+            return forward(*args, **kwargs)
+        (given,) = (*args, *kwargs.values())
+        x = at_least_float32(given)
+        name = f"{self.who}'s statistics/{number}"
+        known: Any = self.stream.now(name) or (layer.running_mean, layer.running_var)
         mean, var = (moment.to(x) for moment in known)
-        if surface.learns:
+        if self.learns:
             mean_here, var_here = channel_moments(x)
-            mean = torch.lerp(mean, mean_here, surface.momentum)
-            var = torch.lerp(var, var_here, surface.momentum)
-            surface.stream.write(name, (mean.detach(), var.detach()))
+            mean = torch.lerp(mean, mean_here, self.momentum)
+            var = torch.lerp(var, var_here, self.momentum)
+            self.stream.write(name, (mean.detach(), var.detach()))
         if not is_plain(layer):
-            moved = moved_to_source(x, (mean, var), layer).to(input.dtype)
+            moved = moved_to_source(x, (mean, var), layer).to(given.dtype)
             return by_running_statistics(layer, functools.partial(forward, moved))
-        return normalised(x, (mean, var), layer.weight, layer.bias, layer.eps).to(input.dtype)
+        return normalised(x, (mean, var), layer.weight, layer.bias, layer.eps).to(given.dtype)
 
 
 class MemorySteps(TaughtSteps):
-    """Keeps the memory, and lets student and teacher learn from it.
-
-    Attributes:
-        memory: The samples that are held, as plain tuples, which can be saved; see `Sample`.
-        seen: The number of samples that have come.
-    """
+    """Keeps the memory, and lets student and teacher learn from it."""
 
     keeps = ("memory", "seen", "teacher")
     reads: Reads = "classes"
@@ -264,8 +222,8 @@ class MemorySteps(TaughtSteps):
         self.options = options
         self.statistics = statistics
         self.jitter = replace(STRONG, flip=options.flip)
-        self.memory: tuple[tuple[Any, ...], ...] = ()
-        self.seen = 0
+        self.memory: tuple[tuple[Any, ...], ...] = ()  # `Sample` as plain tuples, which are saved
+        self.seen = 0  # samples that have come
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Ask the teacher, remember the samples, and learn whenever enough of them have come."""
@@ -297,7 +255,8 @@ class MemorySteps(TaughtSteps):
             memory.offer(Sample(image.detach().clone(), label, uncertainty))
             self.seen += 1
             enough = self.seen % self.options.update_every == 0
-            if enough and not self._learn(memory.by_class(), forward):
+            by_class = sorted(memory.samples, key=lambda each: each.label)
+            if enough and not self._learn(by_class, forward):
                 break  # not finite: this batch will leave no mark
         self.memory = tuple(tuple(sample) for sample in memory.samples)
 
@@ -309,9 +268,7 @@ class MemorySteps(TaughtSteps):
         for _ in range(self.steps):
             target = self._ask_teacher(images, forward, learn=True)
             views = self.jitter(images, self.generator)
-            student = self.statistics.run_as(
-                "student", functools.partial(forward, views), learn=True
-            )
+            student = self.statistics.run_with(functools.partial(forward, views), learns=True)
             surprise = surprise_of(student, target)  # (samples,)
             if not self.step((weights.to(surprise) * surprise).mean()):
                 return False
@@ -321,5 +278,5 @@ class MemorySteps(TaughtSteps):
     @torch.no_grad()
     def _ask_teacher(self, images: Tensor, forward: Forward, *, learn: bool = False) -> Tensor:
         ask = functools.partial(forward, images)
-        as_teacher = functools.partial(self.statistics.run_as, "teacher", ask, learn=learn)
+        as_teacher = functools.partial(self.statistics.run_with, ask, who="teacher", learns=learn)
         return with_values(self.descent.parameters, self.teacher_weights, as_teacher)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.adaptation.optimisation import MOMENTUM, Run, Stepper, sgd
-from ttapca.adaptation.surfaces.trainable import Place, Weights, norm_affine
+from ttapca.adaptation.surfaces.trainable import Slot, Weights, norm_affine
 from ttapca.methods.method import Assembly, GradientMethod, NotNegative, Positive, register
 from ttapca.methods.weights import put_back, with_values
 from ttapca.support.outputs import softmax_entropy
@@ -59,16 +59,11 @@ class SAR(GradientMethod):
         """Return scale and shift, moved by reliable samples."""
         select = functools.partial(_norm_affine_but, leave_out=tuple(self.leave_out))
         affine = Weights(select, "scale and shift of normalisation layers that are not left out")
-        return self.assembly(affine, mover=SharpnessAwareSteps(self))
+        return self.assembly(affine, predictor=SharpnessAwareSteps(self))
 
 
 class SharpnessAwareSteps(Stepper):
-    """See `SAR`.
-
-    Attributes:
-        recoveries: How often the weights returned to the source.
-        average: The moving average of the loss; None until there is one.
-    """
+    """Steps on reliable samples at the worst point nearby; see `SAR`."""
 
     keeps = ("average", "recoveries")
     remembers_start = True
@@ -76,12 +71,8 @@ class SharpnessAwareSteps(Stepper):
     def __init__(self, options: SAR) -> None:
         super().__init__(**options.stepping())
         self.options = options
-        self.recoveries = 0
-        self.average: float | None = None
-
-    def __repr__(self) -> str:
-        """Return one line for a person."""
-        return f"{super().__repr__()}, recoveries={self.recoveries}"
+        self.recoveries = 0  # how often the weights returned to the source
+        self.average: float | None = None  # moving, of the loss
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
         """Predict, and step if there are reliable samples."""
@@ -145,7 +136,7 @@ class SharpnessAwareSteps(Stepper):
             self.recoveries += 1
 
 
-def _norm_affine_but(model: nn.Module, leave_out: Sequence[str]) -> list[Place]:
+def _norm_affine_but(model: nn.Module, leave_out: Sequence[str]) -> list[Slot]:
     """Return scale and shift of the normalisation layers whose path fits no shell pattern."""
     paths = {module: path for path, module in model.named_modules()}
     return [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from ttapca.spectral.stream import ParameterValues, Stream
 from ttapca.support.inputs import map_first_tensor
 from ttapca.support.modules import device_and_dtype
 from ttapca.support.outputs import log_softmax
-from ttapca.support.wrapping import surely
 
 WIDTH = 16  # channels inside the residual network of an input transformation
 
@@ -74,8 +72,8 @@ class SLR(GradientMethod):
     def assemble(self) -> Assembly:
         """Return the transformation, scale and shift, moved by the objective."""
         transform = InputTransform(self.channels, seed=self.seed)
-        mover = GradientSteps(DiverseLikelihood(self), reads="classes", **self.stepping())
-        return self.assembly(transform, NormAffine(), mover=mover)
+        predictor = GradientSteps(DiverseLikelihood(self), reads="classes", **self.stepping())
+        return self.assembly(transform, NormAffine(), predictor=predictor)
 
 
 class DiverseLikelihood:
@@ -224,28 +222,16 @@ class InputTransform(Surface):
         mixed: Tensor = self.mix * images + (1 - self.mix) * self.residual(images)
         return self.scale.view(-1, 1, 1) * mixed + self.shift.view(-1, 1, 1)
 
-    def extra_repr(self) -> str:
-        """Return what `print(adapter)` shows."""
-        numbers = sum(parameter.numel() for parameter in self.parameters())
-        return f"input transformation: {numbers:,} numbers"
-
-    def run(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a forward pass on transformed images; nested passes are not transformed again."""
         if self._inside or not self.enabled:
             return forward(*args, **kwargs)
-        return surely(functools.partial(self._enter, forward, args, kwargs), then=self._leave)
 
-    def _enter(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        self._inside = True
-        args, kwargs = map_first_tensor(self, args, kwargs)
-        return forward(*args, **kwargs)
+        def transformed() -> Any:
+            changed, named = map_first_tensor(self, args, kwargs)
+            return forward(*changed, **named)
 
-    def _leave(self) -> None:
-        self._inside = False
+        return self.run_with(transformed, _inside=True)
 
 
 def _channels_of(model: nn.Module) -> int:

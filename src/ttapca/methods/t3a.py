@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
-from ttapca.adaptation.optimisation import Mover, Run, log_predictions
+from ttapca.adaptation.optimisation import Predictor, Run, log_predictions
 from ttapca.errors import AttachError, LayerOutputError
 from ttapca.methods.method import Assembly, Count, Method, Statistics, register, statistics_surfaces
 from ttapca.spectral.stream import Stream
@@ -56,7 +56,7 @@ class T3A(Method):
         return Assembly(statistics_surfaces(self.statistics), Prototypes(self))
 
 
-class Prototypes(Mover):
+class Prototypes(Predictor):
     """Predicts by the prototypes of the stream, those of this batch included.
 
     The stream keeps the supports: features, shape (supports, d), in the order of their classes;

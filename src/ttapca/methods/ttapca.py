@@ -103,5 +103,5 @@ class TTAPCA(GradientMethod):
                 BasisWarning,
             )
         gains = SpectralGains(fitted, self.gain, **options)
-        mover = GradientSteps(mean_entropy, **self.stepping())
-        return Assembly([*statistics_surfaces(self.statistics), gains], mover)
+        predictor = GradientSteps(mean_entropy, **self.stepping())
+        return Assembly([*statistics_surfaces(self.statistics), gains], predictor)

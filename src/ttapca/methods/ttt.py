@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor, nn
 
 from ttapca.adaptation.optimisation import Logits, Run, Stepper, sgd
-from ttapca.adaptation.surfaces.trainable import Place, Weights, all_parameters
+from ttapca.adaptation.surfaces.trainable import Slot, Weights, all_parameters
 from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
 from ttapca.methods.method import Assembly, GradientMethod, Method, Seed, Statistics, register
 from ttapca.methods.views import Forward, images_and_forward
@@ -73,7 +73,9 @@ class TTT(GradientMethod):
     def assemble(self) -> Assembly:
         """Return the weights up to the split, moved by rotations."""
         select = functools.partial(_weights_up_to, split=str(self.split))
-        return self.assembly(Weights(select, "weights up to the split"), mover=RotationSteps(self))
+        return self.assembly(
+            Weights(select, "weights up to the split"), predictor=RotationSteps(self)
+        )
 
 
 class RotationSteps(Stepper):
@@ -182,7 +184,7 @@ def four_rotations(images: Tensor) -> tuple[Tensor, Tensor]:
     return rotated, labels
 
 
-def _weights_up_to(model: nn.Module, split: str) -> list[Place]:
+def _weights_up_to(model: nn.Module, split: str) -> list[Slot]:
     """Return the parameters that are registered before the end of the layer with this path."""
     end = find_layer(model, split)
     modules = list(model.modules())

@@ -34,27 +34,16 @@ DRAWN = 8
 
 @dataclass(frozen=True)
 class Jitter:
-    """A random change of each image of a batch, within these limits.
+    """A random change of each image of a batch, within these limits."""
 
-    Attributes:
-        degrees: Rotation.
-        shift: Translation, as a share of width and height; rounded to whole pixels.
-        zoom: Relative change of size.
-        shear: Shear, as a share of the height.
-        brightness: In standard deviations of the image.
-        contrast: Relative change.
-        noise: Standard deviation of Gaussian noise, in standard deviations of the image.
-        flip: Whether to mirror half of the images, left to right.
-    """
-
-    degrees: float = 0.0
-    shift: float = 0.0
-    zoom: float = 0.0
-    shear: float = 0.0
-    brightness: float = 0.0
-    contrast: float = 0.0
-    noise: float = 0.0
-    flip: bool = False
+    degrees: float = 0.0  # of a rotation
+    shift: float = 0.0  # share of width and height; rounded to whole pixels
+    zoom: float = 0.0  # relative change of size
+    shear: float = 0.0  # share of the height
+    brightness: float = 0.0  # in standard deviations of the image
+    contrast: float = 0.0  # relative change
+    noise: float = 0.0  # deviation of Gaussian noise, in standard deviations of the image
+    flip: bool = False  # mirrors half of the images, left to right
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:
         """Change every image, shape (batch, channels, height, width), by its own draws.
@@ -142,10 +131,6 @@ def images_and_forward(
     """Return the images among a model's inputs, and a function that runs it on other images.
 
     The images are the first tensor among the inputs, be it given by place or by name.
-
-    Raises:
-        ShapeError: There is no tensor, or it is no batch of images.
-        InputTypeError: Its numbers are not floating point.
     """
     given = (value for value in (*inputs, *options.values()) if isinstance(value, Tensor))
     images = next(given, None)

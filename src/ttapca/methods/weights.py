@@ -54,11 +54,7 @@ class TaughtSteps(Stepper):
     """Gradient steps of a student, after each of which its teacher follows: t <- m t + (1 - m) s.
 
     The weights of the student are the parameters that are moved. Those of the teacher are kept as
-    values, and put in their place whenever the teacher is asked.
-
-    Attributes:
-        teacher_momentum: How much of the teacher stays at each step (m).
-        teacher: One tensor for each parameter of the student; None while they are the source's.
+    values, one for each of them, and put in their place whenever the teacher is asked.
     """
 
     keeps: ClassVar[tuple[str, ...]] = ("teacher",)
@@ -67,7 +63,7 @@ class TaughtSteps(Stepper):
     def __init__(self, *, teacher_momentum: float, **stepping: Any) -> None:
         super().__init__(**stepping)
         self.teacher_momentum = teacher_momentum
-        self.teacher: list[Tensor] | None = None
+        self.teacher: list[Tensor] | None = None  # None while they are the source's
 
     @property
     def teacher_weights(self) -> list[Tensor]:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ttapca._checks import Number, Whole
 from ttapca.adaptation.chain_passes import ChainPasses, Order, RunCounts
-from ttapca.adaptation.optimisation import GradientSteps, Logits, Mover, Run, adam, mean_entropy
+from ttapca.adaptation.optimisation import GradientSteps, Logits, Predictor, Run, adam, mean_entropy
 from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains, StreamStatistics, Surface
+from ttapca.adaptation.surfaces.filter_gains import known_classes
 from ttapca.errors import LayerOutputError, OptionError, ShapeError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.method import (
@@ -121,16 +122,16 @@ class Wiener(Method):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        self._filters()
+        _ = self._filters
         super().__post_init__()
-        if self.order in ("auto", "video") and self._classes() is None:
+        if self.order in ("auto", "video") and self._classes is None:
             raise OptionError(
                 f'`order="{self.order}"` needs a filter that knows what classes do to the network; '
                 "this one was saved by an older ttapca, or its model has no normalisation layers "
                 "or returns no logits. Fit it again, with `logits=` if the model returns more than "
                 "one tensor."
             )
-        if self.outliers and self._image_filter() is None:
+        if self.outliers and self._image_filter is None:
             self.refuse(
                 "outliers",
                 "no filter acts on the model's input images and was fitted by "
@@ -149,7 +150,7 @@ class Wiener(Method):
         way_out = "Leave `views` out, or insist with `mirror=True`."
         if self.mirror is False:
             raise OptionError(f"{rule}; found `mirror=False`. Leave both out.")
-        known = (one.mirror_agreement_ for one in self._filters())
+        known = (one.mirror_agreement_ for one in self._filters)
         share = next((found for found in known if found is not None), None)
         if share is None:
             raise OptionError(
@@ -167,10 +168,9 @@ class Wiener(Method):
     @property
     def looks_at_classes(self) -> bool:
         """Whether the order of images is looked at, by choice or by default."""
-        classes = self._classes()
-        if self.order is not None or classes is None:
+        if self.order is not None or self._classes is None:
             return self.order in ("auto", "video")
-        return classes.pairs is not None and self._mixes
+        return self._classes.pairs is not None and self._mixes
 
     @property
     def _counts_classes(self) -> bool:
@@ -178,8 +178,7 @@ class Wiener(Method):
 
         That is so if the source had too few images to tell a run from a network that collapses.
         """
-        classes = self._classes()
-        few = classes is not None and classes.pairs is None
+        few = self._classes is not None and self._classes.pairs is None
         return few and self.order is None and self._mixes and not self.learns
 
     @property
@@ -199,65 +198,63 @@ class Wiener(Method):
         looks = self.looks_at_classes or self._counts_classes
         return dataclasses.replace(self, order="shuffled") if looks else self
 
-    def _filters(self) -> list[FittedFilter]:
-        return self._checked_filters
-
     @functools.cached_property
-    def _checked_filters(self) -> list[FittedFilter]:
+    def _filters(self) -> list[FittedFilter]:
         if isinstance(self.filter, (list, tuple)) and self.filter:
             return [needed_filter(one) for one in self.filter]
         return [needed_filter(self.filter)]
 
+    @functools.cached_property
     def _classes(self) -> SourceClasses | None:
-        known = (one.classes_ for one in self._filters())
-        return next((classes for classes in known if classes is not None), None)
+        return known_classes(self._filters)
 
+    @functools.cached_property
     def _image_filter(self) -> FittedFilter | None:
-        """Return the filter that sees the images themselves, and knows their outliers."""
-        return next((one for one in self._filters() if one.outliers_ is not None), None)
-
-    def _measured_constants(self) -> Constants:
-        """Return the constants, with what the first filter measured in place of suppositions."""
-        found = self._filters()[0].resemblance_
-        return self.constants if found is None else found.told(self.constants)
+        """The filter that sees the images themselves, and knows their outliers."""
+        return next((one for one in self._filters if one.outliers_ is not None), None)
 
     def assemble(self) -> Assembly:
         """Return gains and statistics that follow the stream."""
         names = ("shrink", "restore", "largest_ratio", "center")
         options = {name: getattr(self, name) for name in names}
-        options["threshold"] = self.threshold
-        if self.threshold is None:
-            options["threshold"] = self.constants.threshold
-        options["constants"] = constants = self._measured_constants()
+        constants, measured = self.constants, self._filters[0].resemblance_
+        options["threshold"] = constants.threshold if self.threshold is None else self.threshold
+        if measured is not None:  # in place of what the constants suppose
+            constants = measured.told(constants)
         # The first filter tells conditions apart, and the others go by what it found.
         gains = [
-            SpectralGains(one, self.gain, **options, states=1 if number else self.states)
-            for number, one in enumerate(self._filters())
+            SpectralGains(
+                one,
+                self.gain,
+                **options,
+                constants=constants,
+                states=1 if number else self.states,
+            )
+            for number, one in enumerate(self._filters)
         ]
-        classes = self._classes() if self.looks_at_classes else None
+        classes = self._classes if self.looks_at_classes else None
         statistics = statistics_surfaces(
             self.statistics, gains, classes=classes, constants=constants
         )
         surfaces: list[Surface] = [*statistics, *gains]
-        image_filter = self._image_filter()
-        if image_filter is not None and self.outliers is not False:
+        if self._image_filter is not None and self.outliers is not False:
             # Attached last, though it acts first: a folded filter wants a layer without hooks.
-            surfaces.append(OutlierRepair(image_filter, constants))
-        mover: Mover | None = None
-        if self._counts_classes and (known := self._classes()) is not None:
-            mover = RunCounts(known, constants)
+            surfaces.append(OutlierRepair(self._image_filter, constants))
+        predictor: Predictor | None = None
+        if self._classes is not None and self._counts_classes:
+            predictor = RunCounts(self._classes, constants)
         if classes is not None:
-            following = [each for each in statistics if isinstance(each, StreamStatistics)]
-            mover = ChainPasses(
+            following = (each for each in statistics if isinstance(each, StreamStatistics))
+            predictor = ChainPasses(
                 classes,
-                following[0] if following else None,
+                next(following, None),
                 required=self.order is not None,
                 order=self.order or "auto",
                 constants=constants,
             )
         if self.views == 2:
-            mover = MirroredView(mover or Mover())
-        return Assembly(surfaces, mover, self.memory)
+            predictor = MirroredView(predictor or Predictor())
+        return Assembly(surfaces, predictor, self.memory)
 
 
 @register("ttapca-closed", **OURS)
@@ -298,8 +295,8 @@ class PulledWiener(Wiener):
         return False
 
     def assemble(self) -> Assembly:
-        """Return the same, and a mover of a factor on each gain."""
-        return dataclasses.replace(super().assemble(), mover=PulledSteps(self))
+        """Return the same, and a predictor of a factor on each gain."""
+        return dataclasses.replace(super().assemble(), predictor=PulledSteps(self))
 
 
 class PulledSteps(GradientSteps):
@@ -318,26 +315,23 @@ class PulledSteps(GradientSteps):
         return self.objective(logits) + self.pull * away
 
 
-class MirroredView(Mover):
-    """Gives another mover the mean of the logits for images and mirrored images.
+class MirroredView(Predictor):
+    """Gives another predictor the mean of the logits for images and mirrored images.
 
-    Every pass of that mover becomes two. The second one, over the mirrored images, reads the
-    stream and does not count: gains are those of the images themselves, statistics those of the
-    mirrored batch and of the same past. If no shift is sure, there is only the first pass, and the
-    logits are those of the other mover, bit for bit.
-
-    Args:
-        inner: The other mover, without gradient steps.
+    Every pass of that predictor, which takes no gradient steps, becomes two. The second one, over
+    the mirrored images, reads the stream and does not count: gains are those of the images
+    themselves, statistics those of the mirrored batch and of the same past. If no shift is sure,
+    there is only the first pass, and the logits are those of the other predictor, bit for bit.
     """
 
-    def __init__(self, inner: Mover) -> None:
+    def __init__(self, inner: Predictor) -> None:
         super().__init__()
         self.inner = inner
         self.reads = inner.reads
 
     @property
     def kind(self) -> str:
-        """The kind of the other mover: a second look leaves nothing in a stream."""
+        """The kind of the other predictor: a second look leaves nothing in a stream."""
         return self.inner.kind
 
     def join(self, stream: Stream) -> None:
@@ -385,5 +379,5 @@ class MirroredView(Mover):
         return (logits + back) / 2
 
     def facts_in(self, state: StreamState) -> dict[str, Any]:
-        """Return the other mover's facts about a stream."""
+        """Return the other predictor's facts about a stream."""
         return self.inner.facts_in(state)

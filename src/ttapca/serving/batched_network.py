@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.adapter import Adapter, StreamOutcome
 from ttapca.adaptation.health import Health
-from ttapca.adaptation.optimisation import Mover
 from ttapca.adaptation.shift_alarm import ShiftAlarm
 from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import AttachError, LayerOutputError
@@ -96,13 +95,13 @@ class BatchedNetwork:
         outputs: EvaluatedKind | None = None,
     ) -> None:
         made = method.for_outputs(outputs).assemble()
-        mover = made.mover or Mover()
-        if mover.reads == "nothing":
-            mover.reads = "probabilities"
+        predictor = made.predictor or Predictor()
+        if predictor.reads == "nothing":
+            predictor.reads = "probabilities"
         self._adapter = Adapter(
             model,
             made.surfaces,
-            mover,
+            predictor,
             forgetting="online",
             logits=logits,
             outputs=outputs,
@@ -125,7 +124,7 @@ class BatchedNetwork:
     @property
     def outputs(self) -> OutputKind:
         """The meaning of the outputs of the last pass."""
-        return self._adapter.mover.outputs.found
+        return self._adapter.predictor.outputs.found
 
     @property
     def kind(self) -> str:
@@ -157,7 +156,7 @@ class BatchedNetwork:
         batch = torch.cat([images for _, images, _ in copies]).to(device, dtype)
         states = [record.state for record, _ in requests]
         logits, outcomes = self._adapter.predict_streams(states, batch, _rows(copies, device))
-        rows, outputs = len(batch), self._adapter.mover.outputs
+        rows, outputs = len(batch), self._adapter.predictor.outputs
         if outputs.of_pixels(logits) or len(logits) != rows:
             shape = tuple(outputs.as_returned(logits).shape)
             raise LayerOutputError(
@@ -188,7 +187,7 @@ class BatchedNetwork:
         """Return the result for one stream, whose rows of the batch begin at `first`."""
         size, now = len(images), time.time()
         answered, remembered = logits[:size], logits[-size:]
-        returned = self._adapter.mover.outputs.as_returned(answered).clone()
+        returned = self._adapter.predictor.outputs.as_returned(answered).clone()
         adapted = outcome.filtered and record.mode == "on"
         if not torch.isfinite(remembered).all():
             skipped = dataclasses.replace(record, skipped=record.skipped + 1)

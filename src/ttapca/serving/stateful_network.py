@@ -132,15 +132,20 @@ class StatefulNetwork(nn.Module):
         super().__init__()
         made = Wiener(fitted, states=1).assemble()
         self.adapter = Adapter(
-            model, made.surfaces, made.mover, forgetting="online", logits=logits, memory=made.memory
+            model,
+            made.surfaces,
+            made.predictor,
+            forgetting="online",
+            logits=logits,
+            memory=made.memory,
         )
         self._layer, self._start = fitted.layer, self.adapter.new_state()
         self._stream = self.adapter.hub
         for surface in made.surfaces:
             if isinstance(surface, SpectralGains) and surface.closed_form is not None:
                 surface.closed_form.make_traceable()
-        mover = self.adapter.mover
-        self._mover = mover.traceable() if isinstance(mover, ChainPasses) else mover
+        predictor = self.adapter.predictor
+        self._predictor = predictor.traceable() if isinstance(predictor, ChainPasses) else predictor
         shapes = {
             name: tuple(each.shape[1:])
             for name, each in leaves(self._start).items()
@@ -160,12 +165,12 @@ class StatefulNetwork(nn.Module):
         batch = TracedBatch(self._start, tables, streams, int(each), self._stream.memory)
 
         def run(_images: Tensor | None) -> Tensor:
-            found: Tensor = self.adapter.mover.outputs(self.adapter.model(images.flatten(0, 1)))
+            found: Tensor = self.adapter.predictor.outputs(self.adapter.model(images.flatten(0, 1)))
             return found
 
         self._stream.batch = batch
         try:
-            found, _ = self._mover.predict_streams(run, batch)
+            found, _ = self._predictor.predict_streams(run, batch)
         finally:
             self._stream.batch = None
         if 0 not in batch.spectra:
@@ -179,7 +184,7 @@ class StatefulNetwork(nn.Module):
                 f"A model must return logits of shape (images, classes); found {shape}. Say where "
                 "they are with `logits=`."
             )
-        logits = self.adapter.mover.outputs.as_returned(found)
+        logits = self.adapter.predictor.outputs.as_returned(found)
         logits = logits.reshape(*images.shape[:2], -1)
         after = batch.after()
         after |= {name: after[name][:, None] for name in self._numbers}

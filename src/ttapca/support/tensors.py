@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-
-from ttapca.support.wrapping import finally_do
 
 Made = TypeVar("Made")
 WIDE = (torch.float32, torch.float64)
@@ -56,16 +53,6 @@ def own_precision(device: torch.device) -> AbstractContextManager[object]:
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return nullcontext()
-
-
-@contextmanager
-def new_casts() -> Iterator[None]:
-    """Let autocast cast weights anew in every pass: its casts would outlive a change of weights."""
-    before = torch.is_autocast_cache_enabled()
-    with finally_do(functools.partial(torch.set_autocast_cache_enabled, before)):
-        torch.clear_autocast_cache()
-        torch.set_autocast_cache_enabled(False)
-        yield
 
 
 class TensorCache(Generic[Made]):

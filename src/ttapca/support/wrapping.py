@@ -107,15 +107,11 @@ class Patches:
         3.0
     """
 
-    _noted: list[tuple[nn.Module, Wrapper | Callable[..., Any]]] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self._noted)
+    noted: list[tuple[nn.Module, Wrapper | Callable[..., Any]]] = field(default_factory=list)
 
     def wrap(self, module: nn.Module, wrapper: Wrapper) -> None:
         """Run a wrapper in place of a module's `forward`, around those that run there already."""
-        self._noted.append((module, wrapper))
+        self.noted.append((module, wrapper))
         wrapped = vars(module).get("forward")
         if isinstance(wrapped, WrappedForward):
             wrapped.wrappers = [*wrapped.wrappers, wrapper]
@@ -124,21 +120,21 @@ class Patches:
 
     def hook_output(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Call `hook(module, args, output)` after a module."""
-        self._noted.append((module, hook))
+        self.noted.append((module, hook))
         module.register_forward_hook(hook)
 
     def hook_input(
         self, module: nn.Module, hook: Callable[..., Any], *, first: bool = False
     ) -> None:
         """Call `hook(module, args, kwargs)` before a module; it may return other arguments."""
-        self._noted.append((module, hook))
+        self.noted.append((module, hook))
         module.register_forward_pre_hook(hook, prepend=first, with_kwargs=True)
 
     def remove(self) -> None:
         """Take all of them off; a second call does nothing."""
-        for module, patch in reversed(self._noted):
+        for module, patch in reversed(self.noted):
             take_off(module, patch)
-        self._noted = []
+        self.noted = []
 
 
 def take_off(module: nn.Module, patch: Wrapper | Callable[..., Any]) -> None:

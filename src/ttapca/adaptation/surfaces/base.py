@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
 from torch import nn
 
 from ttapca.errors import AttachError
 from ttapca.spectral.stream import Stream
-from ttapca.support.wrapping import Patches
+from ttapca.support.wrapping import Patches, Result, is_replaced, surely
 
 
 class Surface(nn.Module):
@@ -39,15 +43,34 @@ class Surface(nn.Module):
             AttachError: The surface does not fit the model, or is attached already.
         """
         del model
-        if self.attached:
+        if self.patches.noted:
             raise AttachError("A surface goes on one model; this one is attached already.")
         self.stream = stream or Stream()
 
-    @property
-    def attached(self) -> bool:
-        """Whether the surface is on a model."""
-        return bool(self.patches)
+    def run_with(self, run: Callable[[], Result], **values: Any) -> Result:
+        """Run something while attributes of the surface have other values."""
+        before = {name: getattr(self, name) for name in values}
+
+        def put(given: dict[str, Any]) -> None:
+            for name, value in given.items():
+                setattr(self, name, value)
+
+        def inside() -> Result:
+            put(values)
+            return run()
+
+        return surely(inside, then=functools.partial(put, before))
 
     def detach(self) -> None:
         """Take the surface away without a trace; harmless when it is not attached."""
         self.patches.remove()
+
+
+def refuse_replaced(layers: Iterable[nn.Module]) -> None:
+    """Raise `AttachError` if something else normalises in place of a layer."""
+    for layer in layers:
+        if is_replaced(layer):
+            raise AttachError(
+                "A normalisation layer takes one set of statistics; something has taken over a "
+                f"{type(layer).__name__} of this model already. Call `detach()` on that first."
+            )

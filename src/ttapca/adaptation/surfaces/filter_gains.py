@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 
 from ttapca.adaptation.surfaces.base import Surface
-from ttapca.adaptation.surfaces.inputs import InputCheck
+from ttapca.adaptation.surfaces.input_check import InputCheck
 from ttapca.errors import TruncationWarning, warn_caller
 from ttapca.fitting.attachment import prepare
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import GainName, is_closed_form
+from ttapca.spectral.source_classes import SourceClasses
 from ttapca.spectral.stream import ParameterValues, Stream
 from ttapca.support.modules import core_of
+
+
+def known_classes(filters: Iterable[FittedFilter]) -> SourceClasses | None:
+    """Return the classes of the source, from the first filter that knows them."""
+    for each in filters:
+        if each.classes_ is not None:
+            return each.classes_
+    return None
 
 
 class SpectralGains(Surface):
@@ -22,12 +33,10 @@ class SpectralGains(Surface):
     Args:
         fitted: The filter, which knows its layer.
         gain: Which gains; see `ttapca.spectral.gains`.
-        strict: See `ttapca.attach`.
+        strict: See `ttapca.attach`; it may be set until the filter is attached.
         **options: Options of the gain.
 
     Attributes:
-        fitted: See above.
-        strict: See above; it may be set until the filter is attached.
         in_closed_form: Whether the gains follow from the data.
         filter: The filter on the model, once attached; its parameters are those of its gains.
     """

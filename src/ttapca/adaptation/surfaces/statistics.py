@@ -5,7 +5,6 @@ Statistics that follow a stream are in `ttapca.adaptation.surfaces.stream_statis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttapca._checks import Maybe, Number, check_option
-from ttapca.adaptation.surfaces.base import Surface
+from ttapca.adaptation.surfaces.base import Surface, refuse_replaced
 from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.stream import ScaleGivenBack, Stream
 from ttapca.support.channel_moments import LARGE, can_be_quick, channel_moments, mixed_moments
@@ -23,7 +22,7 @@ from ttapca.support.norm_layers import (
     running_statistics,
     with_running_statistics,
 )
-from ttapca.support.wrapping import Wrapper, is_replaced
+from ttapca.support.wrapping import Wrapper
 
 
 class BatchNormStatistics(Surface):
@@ -109,22 +108,8 @@ class BatchNormStatistics(Surface):
         return f"alpha={alpha}{prior}, layers={len(self.layers)}"
 
 
-def refuse_replaced(layers: Sequence[nn.Module]) -> None:
-    """Raise `AttachError` if something else normalises in place of a layer."""
-    for layer in layers:
-        if is_replaced(layer):
-            raise AttachError(
-                "A normalisation layer takes one set of statistics; something has taken over a "
-                f"{type(layer).__name__} of this model already. Call `detach()` on that first."
-            )
-
-
 class BatchNormLayer(Wrapper):
-    """Runs one layer with the statistics of a surface, while that is switched on.
-
-    Attributes:
-        weight: Of a large batch.
-    """
+    """Runs one layer with the statistics of a surface; `weight` is that of a large batch."""
 
     replaces = True
 

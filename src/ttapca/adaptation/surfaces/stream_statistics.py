@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttapca.adaptation.surfaces.base import Surface
-from ttapca.adaptation.surfaces.statistics import refuse_replaced
+from ttapca.adaptation.surfaces.base import Surface, refuse_replaced
 from ttapca.errors import AttachError
 from ttapca.spectral.class_plan import ClassPlan, LayerClasses
 from ttapca.spectral.constants import CONSTANTS, Constants
@@ -70,12 +69,6 @@ class StreamStatistics(Surface):
             layer's own scale and shift, by path, shape (2, channels).
         classes: The classes of the source; None if classes are not looked at.
         constants: See `ttapca.spectral.constants`.
-
-    Attributes:
-        layers: Those that were taken over, once attached.
-        weights: Of many images that have surely shifted, in each of these layers.
-        weights_alone: Of a single image that is very unusual, likewise.
-        classes: The classes of the source, for these layers.
     """
 
     def __init__(
@@ -170,12 +163,8 @@ class StreamStatistics(Surface):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return weights, numbers of independent images, and of images, (groups, layers) each.
 
-        The weights are those of the test data in layers with feature maps, and in others.
-
-        Args:
-            batch: That goes through the model.
-            past: Of its groups, before the batch.
-            counts: Number of independent images of each, shape (groups, layers).
+        The weights are those of the test data in layers with feature maps, and in others. `past`
+        is that of the groups, and `counts` are the independent images in the batch.
         """
         sizes = batch.sizes(adapted=True)[:, None].to(counts)
         fading = torch.exp(-sizes / batch.memory)
@@ -259,16 +248,10 @@ class StreamStatistics(Surface):
 class LayerPass:
     """The statistics of one pass, for all layers and all groups of its batch.
 
-    Attributes:
-        past: Moments of the groups before the batch.
-        tables: Weights of the test data, in layers with feature maps and in others, shape (groups,
-            layers) each.
-        numbers: The same for a single group, as lists of numbers.
-        total: Number of independent images by now, shape (groups, layers).
-        seen: Number of images, of any kind.
-        new: Share of this batch in `total`, shape (groups, layers).
-        corrections: The part of mean and variance that the classes of the batch explain, shape
-            (groups, channels) each; None if classes are not looked at.
+    `tables` are the weights of the test data, in layers with feature maps and in others; `total`
+    and `seen` the numbers of independent and of all images by now, and `new` the share of this
+    batch in `total`; shape (groups, layers) each. `corrections` are the part of mean and variance
+    that the classes of the batch explain, shape (groups, channels) each; None without classes.
     """
 
     def __init__(self, surface: StreamStatistics, batch: StreamBatch) -> None:
@@ -310,11 +293,7 @@ class LayerPass:
             var  = (1 - alpha) v_source + alpha ((1 - n) e + n (r v + (s - c)^2)) - mean^2
 
         of which all that does not depend on the layer's input is computed for all layers at once.
-
-        Args:
-            layer: One of the layers.
-            maps: Whether its samples have feature maps.
-            own: s and v, shape (groups, channels) each.
+        `maps` says whether samples have feature maps; `own` is s and v, shape (groups, channels).
         """
         (shift, var), number = own, layer.number
         shares, tables = self._mixture(0 if maps else 1, shift)
@@ -380,9 +359,7 @@ class LayerPass:
 class LayerStatistics(Wrapper):
     """Runs one layer with the statistics of a surface, while that is switched on.
 
-    Attributes:
-        number: Of the layer among all that were taken over.
-        channels: Of the layer, among those of all layers.
+    `number` is that of the layer, `channels` are its own among those of all layers.
     """
 
     replaces = True

@@ -15,19 +15,21 @@ from ttapca.spectral.stream import Stream, set_values
 from ttapca.support.wrapping import Wrapper, surely, wrappers_of
 
 # A parameter of a model: the module that owns it, and its name there.
-Place = tuple[nn.Module, str]
-Select = Callable[[nn.Module], list[Place]]
+Slot = tuple[nn.Module, str]
+Select = Callable[[nn.Module], list[Slot]]
 
 
 class AroundForward(Wrapper):
-    """Lets a surface run the forward pass of a model by one of its methods."""
+    """Lets a method of a surface run a module."""
 
-    def __init__(self, surface: Surface, run: Callable[..., Any]) -> None:
-        self.surface, self.run = surface, run
+    def __init__(
+        self, surface: Surface, run: Callable[..., Any], *, replaces: bool = False
+    ) -> None:
+        self.surface, self.run, self.replaces = surface, run, replaces
 
     def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run one pass."""
-        return self.run(forward, args, kwargs)
+        return self.run(forward, *args, **kwargs)
 
 
 def has_surface(model: nn.Module, kind: type[Surface]) -> bool:
@@ -42,12 +44,8 @@ class Weights(Surface):
     """Copies of some of the model's weights, which take their place during a forward pass.
 
     Gradient steps move the copies, so the model's own parameters and its state dict stay as they
-    were. A new stream starts with the model's own values.
-
-    Args:
-        select: Chooses the parameters of a model; a function of a module, so that it can be
-            pickled.
-        what: Names them in errors: "affine parameters of normalisation layers".
+    were. A new stream starts with the model's own values. `select` chooses the parameters; it is a
+    function of a module, so that it can be pickled. `what` names them in errors.
     """
 
     def __init__(self, select: Select, what: str) -> None:
@@ -55,13 +53,13 @@ class Weights(Surface):
         self.copies = nn.ParameterList()
         self._select = select
         self._what = what
-        self._places: list[list[Place]] = []  # tied weights: one copy, several places
+        self._places: list[list[Slot]] = []  # tied weights: one copy, several places
         self._originals: list[Tensor] = []  # filled while the copies are in their place
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Copy the chosen parameters, and use the copies in forward passes."""
         super().attach(model, stream)
-        by_original: dict[nn.Parameter, list[Place]] = {}
+        by_original: dict[nn.Parameter, list[Slot]] = {}
         for module, name in self._select(model):
             by_original.setdefault(getattr(module, name), []).append((module, name))
         if not by_original:
@@ -104,9 +102,7 @@ class Weights(Surface):
         self.step_back()
         return [original.detach().clone() for original in self._in_place()]
 
-    def run(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a forward pass with the copies in place; nested passes find them there."""
         if self._originals or not self.enabled:
             return forward(*args, **kwargs)
@@ -149,10 +145,10 @@ class NormAffine(Weights):
         super().__init__(norm_affine, "scale and shift of normalisation layers")
 
 
-def norm_affine(model: nn.Module) -> list[Place]:
+def norm_affine(model: nn.Module) -> list[Slot]:
     """Return scale and shift of all BatchNorm layers, or else of LayerNorm and GroupNorm layers."""
     for kinds in ((_BatchNorm,), (nn.LayerNorm, nn.GroupNorm)):
-        places: list[Place] = [
+        places: list[Slot] = [
             (module, name)
             for module in model.modules()
             if isinstance(module, kinds)
@@ -164,7 +160,7 @@ def norm_affine(model: nn.Module) -> list[Place]:
     return []
 
 
-def all_parameters(model: nn.Module) -> list[Place]:
+def all_parameters(model: nn.Module) -> list[Slot]:
     """Return every floating-point parameter of a model."""
     return [
         (module, name)

@@ -30,13 +30,8 @@ class InputCheck:
 
     A sample is implausible if a value is farther from the middle of the source's range than eight
     times its width, the root of the largest ratio of variances that is believed. It passes the
-    untouched network, and leaves no mark on its stream but a count. The first one leads to a
-    warning, as do images that are in other units than those of the fit.
-
-    Args:
-        source: The inputs of the network at the fit: inside of wrappers that normalise.
-        stream: Its implausible samples are set aside; None if all are adapted to.
-        constants: See `ttapca.spectral.constants`.
+    untouched network, and leaves no mark on its stream but a count; without a stream, it is adapted
+    to. The first one leads to a warning, as do images in other units than those of the fit.
     """
 
     def __init__(
@@ -111,13 +106,6 @@ class OutlierRepair(Surface):
 
     It acts on the input of a filter's layer, before the filter does. Batches like those of the
     source pass through unchanged; see `ttapca.spectral.image_statistics`.
-
-    Args:
-        fitted: A filter that acts on images, and knows how many of their values stray.
-        constants: See `ttapca.spectral.constants`.
-
-    Raises:
-        AttachError: The filter does not know that.
     """
 
     def __init__(self, fitted: FittedFilter, constants: Constants = CONSTANTS) -> None:
@@ -167,20 +155,12 @@ class OutlierRepair(Surface):
                 batch.outliers[number] = share, size
         return images if mended is chosen else images.index_copy(0, rows, mended)
 
-    def extra_repr(self) -> str:
-        """Return what `print(adapter)` shows."""
-        return f"outliers at {self._fitted.layer}"
-
 
 class RepairHook:
-    """A hook that gives a layer repaired images; a class, since methods are not copied as one.
-
-    Attributes:
-        surface: Repairs them; `ttapca.detach` finds it here.
-    """
+    """A hook that gives a layer repaired images; a class, since methods are not copied as one."""
 
     def __init__(self, surface: OutlierRepair) -> None:
-        self.surface = surface
+        self.surface = surface  # `ttapca.detach` finds it here
 
     def __call__(self, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments of the layer, or None if they stay."""
