@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.adapter import Adapter, StreamOutcome
 from ttapca.adaptation.health import Health
+from ttapca.adaptation.optimisation import Predictor
 from ttapca.adaptation.shift_alarm import ShiftAlarm
 from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import AttachError, LayerOutputError
