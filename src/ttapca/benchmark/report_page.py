@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttapca import __version__
 from ttapca.benchmark.comparisons import (
+    SOURCE,
     Comparison,
     Measurements,
     comparisons,
@@ -29,7 +30,6 @@ from ttapca.benchmark.difference_tables import (
     paper_tables,
 )
 from ttapca.benchmark.figures import figures
-from ttapca.benchmark.findings import deployment, headline, question, title
 from ttapca.benchmark.rows import CHANGE_EVERY, JOINT, ClassLabels, Observation, Row
 from ttapca.benchmark.svg import PALETTE, look, page_colours, page_svg, styles_of
 from ttapca.benchmark.tables import (
@@ -37,12 +37,16 @@ from ttapca.benchmark.tables import (
     error_table,
     failure_table,
     full_name,
+    mean_value,
     setting_tables,
 )
+from ttapca.support.progress import counted
 
 if TYPE_CHECKING:  # it needs torch, which a page does not
     from ttapca.benchmark.demo_report import RepairedImage
 
+NOTHING = "Nothing has been measured yet"
+NOT_TESTED = "Differences were not tested: it is not known which images were predicted right."
 PAGE = Path(__file__).with_name("page")
 SETTINGS = {
     "episodic": "adaptation starts anew at each batch",
@@ -90,7 +94,7 @@ def report(
 
     every = frame(rows)
     found = comparisons(every)
-    full, (choice, choices) = _full(found), deployment(found)
+    full = _full(found)
     script, style = (
         (PAGE / name).read_text(encoding="utf-8") for name in ("report.js", "report.css")
     )
@@ -105,9 +109,6 @@ def report(
     # `Markup` goes into the page as it is: all of it is our own.
     return environment.get_template("report.html").render(
         title=title(found),
-        question=question(found),
-        choice=choice,
-        choices=choices,
         version=__version__,
         headline=headline(every, found),
         remember=remember.replace(" %", "\u00a0%"),
@@ -131,6 +132,50 @@ def report(
         script=Markup(script),  # noqa: S704
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def title(found: Sequence[Comparison]) -> str:
+    """Return the finding of the largest comparison; the lowest error is one that is told apart."""
+    if not found:
+        return NOTHING
+    comparison = largest(found)
+    lines, standings = comparison.lines, comparison.standings()
+    ranked = lines["mean"].dropna().sort_values(kind="stable").index.tolist()
+    first = [line for line in ranked if standings and standings[line].rank == 1] or ranked[:1]
+    tested = "" if standings else " (not tested)"
+
+    def named(chosen: Sequence[int]) -> str:
+        pairs = (f"{lines.label[line]} {mean_value(comparison, line).text} %" for line in chosen)
+        return ", ".join(pair.replace(" ", "\u00a0") for pair in pairs)
+
+    if not ranked:
+        return "No method was measured on every corruption"
+    if len(ranked) == 1:
+        return f"Mean error: {named(ranked)}"
+    if SOURCE in set(lines.method[first]):
+        return f"No method is shown to have a lower error than the untouched network{tested}"
+    if len(first) > 1:
+        return f"The lowest errors are not told apart: {', '.join(lines.label[first])}"
+    source = [line for line in ranked if lines.method[line] == SOURCE][:1]
+    return f"Lowest mean error: {named([*first, *source])}{tested}"
+
+
+def headline(rows: Measurements, found: Sequence[Comparison]) -> str:
+    """Return the conditions of the largest comparison, and how many measurements failed."""
+    if not found:
+        return f"{NOTHING}."
+    comparison = largest(found)
+    parts = [f"{comparison.conditions.title}."]
+    if comparison.standings():
+        parts.append("±: 95\u00a0% interval over images.")
+    elif comparison.lines["mean"].count() > 1:
+        parts.append(NOT_TESTED)
+    if unranked := comparison.lines.label[comparison.lines["mean"].isna()].tolist():
+        parts.append(f"Not measured on every corruption: {', '.join(unranked)}.")
+    statuses = frame(rows).status
+    failed, count = int((statuses == "failed").sum()), counted(len(statuses), "measurement")
+    parts.append(f"{failed:,} of {count} failed." if failed else f"All {count} finished.")
+    return " ".join(parts)
 
 
 def facts(rows: Measurements) -> dict[str, list[str]]:
