@@ -15,12 +15,9 @@ from hypothesis import strategies as st
 import ttapca
 from ttapca import networks
 from ttapca.benchmark import Benchmark, Plan, Results, measurement
-from ttapca.benchmark.figures import tuning_figure
 from ttapca.benchmark.search import STARTUP, Choices, Range, Search, SearchSpace
-from ttapca.benchmark.svg import figure_file
 from ttapca.benchmark.tuning import (
     CONDITIONS,
-    Trial,
     Tuned,
     Tuning,
     check_held_out,
@@ -262,14 +259,6 @@ def test_searches_that_make_no_sense() -> None:
     bench = Benchmark(PLAN.changed(corrupted="CIFAR-10-C"))
     with pytest.raises(OptionError, match="a folder of corrupted test images"):
         Tuning(bench, RATES)
-
-
-def test_a_search_in_which_nothing_was_measured_is_drawn() -> None:
-    trial = Trial(0, {"lr": 0.1, "steps": 1}, "failed", {}, reason="no memory")
-    source = Trial(-1, {}, "failed", {}, reason="no memory")
-    drawn = tuning_figure(Tuned("tent", (trial,), source, FOG, 40, 0, ()), RATES)
-    assert drawn.caption.startswith("1 trials, mean error over 3 held-out")
-    assert figure_file(drawn, ".png").startswith(b"\x89PNG")
 
 
 def test_the_page_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,8 +158,6 @@ CALLS = {
         ("tent --option lr=1 --split all", 2, "`split` must be one of train, test"),
         ("tent --option lr=1 --trials 4", 2, "--trials N would have no effect"),
         ("tent --option lr=1 --settings mixed", 2, "the setting mixed, which joins them"),
-        ("tent --option lr=1 --plot p.gif", 2, "ends with .svg, .png, .pdf; found `.gif`"),
-        ("tent --option lr=1 --plot no/p.svg", 2, "--plot names a file in a folder that"),
         ("bn --option prior=0,16 --components 5", 2, "--components would have no effect"),
         ("tent --option lr=1,2 --option steps=1 --option lr=3", 2,
          "`lr` is given twice; the first of the two would be lost."),

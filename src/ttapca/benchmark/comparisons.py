@@ -89,19 +89,14 @@ class Conditions(NamedTuple):
 class Comparison:
     """All results that were measured under the same conditions.
 
-    Attributes:
-        conditions: The values that they share.
-        corruptions: The columns of the table, in the paper's order. Clean images are not among
-            them, unless nothing else was measured.
-        rows: The results; the column `line` has the number of each row's line.
+    `corruptions` are in the paper's order, without clean images unless nothing else was measured.
     """
 
     conditions: Conditions
     corruptions: tuple[str, ...]
-    rows: DataFrame
-    _standings: dict[tuple[str, ...], dict[int, Standing]] = field(
-        default_factory=dict, init=False, repr=False
-    )  # by corruptions: tables, figures and the headline ask again and again
+    rows: DataFrame  # with a column `line`: the number of each row's line
+    # By corruptions: tables, figures and the headline ask again and again.
+    _standings: dict[tuple[str, ...], dict[int, Standing]] = field(default_factory=dict, init=False)
 
     @cached_property
     def lines(self) -> DataFrame:
@@ -161,11 +156,7 @@ class Comparison:
         return tuple(dict.fromkeys([*self.corruptions, *measured]))
 
     def standings(self, *names: str) -> dict[int, Standing]:
-        """Rank the lines by their mean errors over some corruptions, or all, on the same images.
-
-        Seeds that lack one of the corruptions are left out, and lines without any seed. Empty if it
-        is not known for some line which images were right: an earlier ttapca measured it.
-        """
+        """Rank the lines by their mean errors over some corruptions, or all; see `tallies`."""
         chosen = names or self.corruptions
         if chosen not in self._standings:
             tallies = self.tallies(*chosen)
@@ -174,10 +165,7 @@ class Comparison:
         return self._standings[chosen]
 
     def differences(self, reference: int, *names: str) -> dict[int, Difference]:
-        """Return by how much the errors of lines lie above that of a line, over the same images.
-
-        Arguments and result are as for `standings`; empty also if the reference has no error.
-        """
+        """Return by how much errors lie above that of a line; empty if that has none."""
         tallies = self.tallies(*names)
         if reference not in tallies:
             return {}
@@ -185,7 +173,11 @@ class Comparison:
         return dict(zip(tallies, found, strict=True))
 
     def tallies(self, *names: str) -> dict[int, ImageTally]:
-        """Return how often each line was wrong on each image, as for `standings`."""
+        """Return how often each line was wrong on each image.
+
+        Seeds that lack one of the corruptions are left out, and lines without any seed. Empty if it
+        is not known for some line which images were right: an earlier ttapca measured it.
+        """
         whole = self._whole(names or self.corruptions)
         if (whole.correct == b"").any():
             return {}

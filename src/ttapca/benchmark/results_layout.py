@@ -89,7 +89,11 @@ SCHEMAS = {  # by layout
     for layout in range(1, LAYOUT + 1)
 }
 NUMBER = "<u4"  # of a class, in the table `labels`
-CLASS_NAMES = ListOf(Text(10_000), 1, 1_000_000)
+LABELS: dict[str, Rule] = {
+    "data": CELL["data"],
+    "images": Whole(1),
+    "names": ListOf(Text(10_000), 1, 1_000_000),
+}
 
 
 def per_image_rule(images: int, error: float | None) -> Rule:

@@ -122,10 +122,7 @@ class Row:
     outcome: Outcome
 
     def record(self) -> dict[str, Any]:
-        """Return all fields by name, as JSON can hold them.
-
-        `correct` is in hexadecimal digits; numbers that are not finite are None.
-        """
+        """Return all fields by name, as JSON can hold them; `correct` in hexadecimal digits."""
         fields = vars(self.cell) | vars(self.outcome) | {"correct": self.outcome.correct.hex()}
         return {name: finite(value) for name, value in fields.items()}
 
@@ -134,36 +131,24 @@ class Row:
 class Observation:
     """Spectrum, gains and pictures of a filter during one measurement.
 
-    Attributes:
-        cell: The measurement; its method has a filter.
-        source_spectrum: Standard deviation of each component on source data, largest first.
-        test_spectrum: The same for the first images of the stream.
-        gains: After the last batch; their mean if every image has its own.
-        before: Up to six images of the first batch, as PNG.
-        after: The same images after the filter; empty if it does not act on images.
+    Spectra are standard deviations of the components, largest first.
     """
 
     cell: Cell
     source_spectrum: tuple[float, ...]
-    test_spectrum: tuple[float, ...]
-    gains: tuple[float, ...]
-    before: tuple[bytes, ...]
-    after: tuple[bytes, ...]
+    test_spectrum: tuple[float, ...]  # of the first images of the stream
+    gains: tuple[float, ...]  # after the last batch; their mean if every image has its own
+    before: tuple[bytes, ...]  # up to six images of the first batch, as PNG
+    after: tuple[bytes, ...]  # empty if the filter does not act on images
 
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """The true classes of the test images of a data set, in the order of `Outcome.correct`.
+    """The true classes of the test images of a data set, in the order of `Outcome.correct`."""
 
-    Attributes:
-        data: As `Cell.data` names the data set.
-        names: Of the classes.
-        numbers: The class of each image, as its place in `names`.
-    """
-
-    data: str
+    data: str  # as `Cell.data`
     names: tuple[str, ...]
-    numbers: tuple[int, ...]
+    numbers: tuple[int, ...]  # of each image: the place of its class in `names`
 
 
 @dataclass(frozen=True)
@@ -172,7 +157,6 @@ class Fingerprint:
 
     A `Cell` has the last part of a path. A folder may get other content, or another one may have
     the same name; its numbers would be taken for the measured ones.
-
     """
 
     key: str  # the name, with all else by which a `Cell` tells such things apart

@@ -21,7 +21,6 @@ from ttapca.cli import arguments, completion
 from ttapca.cli.bench import AFTER_THE_LAST, exit_if_failed, refuse_without_effect
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
-from ttapca.support.disk import replace_file
 from ttapca.support.progress import counted
 
 if TYPE_CHECKING:
@@ -100,10 +99,6 @@ def tune(
         str, Option(help="train; or test, for data without images for training.")
     ] = "train",
     to: arguments.ResultsFile = Path("tuning.sqlite"),
-    plot: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Draw error against each option: .svg, .png, .pdf."),
-    ] = None,
     retry_failed: arguments.RetryFailed = False,
     jobs: arguments.Jobs = None,
     engine: arguments.EngineOption = None,
@@ -139,25 +134,15 @@ def tune(
     benchmark = Benchmark(plan, source, filter, *places, split=cast("Split", split))
     tuning = searching.tuning(method, benchmark, seed)
     refuse_without_effect(benchmark.plan, {"components": components})
-    if plot is not None:
-        from ttapca.benchmark.svg import check_format
-
-        arguments.check_place(plot, "--plot")
-        check_format(plot.suffix)
     found = arguments.engine(jobs, engine)
     arguments.check_place(to)
     with ConsoleReporter("tune", lines=True, goes_on=AFTER_THE_LAST) as reporter:
         benchmark.reporter = reporter
         tuned = tuning.run(to, engine=found, retry_failed=retry_failed)
-    if plot is not None:
-        from ttapca.benchmark.figures import tuning_figure
-        from ttapca.benchmark.svg import figure_file
-
-        replace_file(plot, figure_file(tuning_figure(tuned, tuning.space), plot.suffix))
     if as_json:
         print_json(_facts(tuned))
     else:
-        _print(tuned, tuning, to, plot)
+        _print(tuned, tuning, to)
     failed = sum(trial.status == "failed" for trial in tuned.trials)
     exit_if_failed(failed, "" if retry_failed else f"tune: {counted(failed, 'trial')} failed")
 
@@ -193,7 +178,7 @@ def _values(name: str, text: str) -> Choices | Range:
     return Range(low, high, found["log"] is not None, points)
 
 
-def _print(tuned: Tuned, tuning: Tuning, to: Path, plot: Path | None) -> None:
+def _print(tuned: Tuned, tuning: Tuning, to: Path) -> None:
     """Print trials, the best first, and how to use the best options."""
     from ttapca.benchmark.tuning import words_of
 
@@ -210,8 +195,6 @@ def _print(tuned: Tuned, tuning: Tuning, to: Path, plot: Path | None) -> None:
         f"{Path(plan.data).name}, {', '.join(plan.settings)}, batches of "
         f"{', '.join(map(str, plan.batch_sizes))}, seed {tuned.seed}"
     )
-    if plot is not None:
-        typer.echo(str(plot))
     if tuned.source.clean == 0:
         typer.echo(
             "The network makes no mistake on these clean images: it was trained on them, and what "
