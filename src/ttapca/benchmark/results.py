@@ -179,9 +179,8 @@ class Results:
         values |= {name: self._parsed(name, values[name]) for name in layout.AS_JSON}
         self._check(values, layout.OUTCOME)
         if bits is not None:
-            self._check(
-                {CORRECT: bits}, {CORRECT: layout.per_image_rule(cell.images, values["error"])}
-            )
+            rule = layout.per_image_rule(cell.images, values["error"])
+            self._check({CORRECT: bits}, {CORRECT: rule})
         values |= {name: tuple(values[name]) for name in layout.SEQUENCES}
         return Row(cell, Outcome(**values, correct=bits or b""))
 

@@ -189,14 +189,13 @@ def run_benchmark(
     *,
     lines: bool = True,
     retry_failed: bool = False,
-    estimate: bool = False,
     engine: Engine | None = None,
 ) -> list[Row]:
     """Run a benchmark and show its progress; `lines`: whether each finished run leaves a line."""
     arguments.check_place(to)
     with ConsoleReporter("bench", lines=lines, goes_on=AFTER_THE_LAST) as reporter:
         benchmark.reporter = reporter
-        return benchmark.run(to, retry_failed=retry_failed, estimate=estimate, engine=engine)
+        return benchmark.run(to, retry_failed=retry_failed, engine=engine)
 
 
 def _list_units(benchmark: Benchmark) -> None:
