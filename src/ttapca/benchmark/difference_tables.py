@@ -140,8 +140,13 @@ def _heat_table(comparison: Comparison, reference: int) -> ResultTable:
         headings.insert(0, mean_heading(comparison.corruptions))
     heats = [abs(value.heat) for column in columns for value in column.values() if value.heat]
     scale = max([*heats, FULL_COLOUR])
+
+    def coloured(value: Value) -> Value:  # roots let small differences be seen
+        heat = value.heat and math.copysign(math.sqrt(abs(value.heat) / scale), value.heat)
+        return replace(value, heat=heat)
+
     body = [
-        (Value(label), *(_coloured(column.get(line, MISSING), scale) for column in columns))
+        (Value(label), *(coloured(column.get(line, MISSING)) for column in columns))
         for line, label in comparison.lines.label.items()
         if line != reference
     ]
@@ -155,13 +160,6 @@ def _heat_table(comparison: Comparison, reference: int) -> ResultTable:
     )
     title = f"{comparison.conditions.title}: minus {name}"
     return ResultTable(title, ("method", *headings), tuple(body), notes)
-
-
-def _coloured(value: Value, scale: float) -> Value:
-    """Bring the colour of a value to the scale of the table; roots let small ones be seen."""
-    if value.heat is None:
-        return value
-    return replace(value, heat=math.copysign(math.sqrt(abs(value.heat) / scale), value.heat))
 
 
 def class_table(comparison: Comparison, labels: Sequence[ClassLabels]) -> ResultTable | None:

@@ -31,7 +31,7 @@ from ttapca.benchmark.difference_tables import (
 )
 from ttapca.benchmark.figures import figures
 from ttapca.benchmark.rows import CHANGE_EVERY, JOINT, ClassLabels, Observation, Row
-from ttapca.benchmark.svg import PALETTE, look, page_colours, page_svg, styles_of
+from ttapca.benchmark.svg import PALETTE, page_colours, page_svg, styles_of
 from ttapca.benchmark.tables import (
     cost_table,
     error_table,
@@ -78,12 +78,8 @@ def report(
 ) -> str:
     """Write the page: one HTML file that needs no other.
 
-    Args:
-        rows: As `Results.rows()` returns them.
-        observations: From the same file, for spectra and images before and after the filter.
-        remember: A line that the page begins with; none by default.
-        repaired: Images to show, whose prediction a method turned from wrong to right.
-        labels: As `Results.labels()` returns them, for errors by class.
+    Rows, observations (spectra, and images before and after the filter) and labels (for errors by
+    class) are those of one file of results. A page may begin with a line to `remember`.
 
     Example:
         >>> "Nothing has been measured yet." in report([])
@@ -105,7 +101,10 @@ def report(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"full_name": full_name, "data_uri": _data_uri}
+    environment.filters |= {
+        "full_name": full_name,
+        "data_uri": lambda png: f"data:image/png;base64,{base64.b64encode(png).decode()}",
+    }
     # `Markup` goes into the page as it is: all of it is our own.
     return environment.get_template("report.html").render(
         title=title(found),
@@ -185,6 +184,12 @@ def facts(rows: Measurements) -> dict[str, list[str]]:
         return {}
     filtered = every[every.components > 0]
     ended = [f"{each[:16].replace('T', ' ')} UTC" for each in sorted(every.finished)]
+    hours, minutes = divmod(round(every.seconds.sum() / 60), 60)
+    spent = f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+    def pairs(words: dict[str, str]) -> str:
+        return ", ".join(f"{name} {value}" for name, value in words.items())
+
     told: dict[str, Iterable[str]] = {
         "network": every.model + " (weights " + every.weights + ")",
         "data": every.data + " (" + every.corrupted + ")",
@@ -196,23 +201,12 @@ def facts(rows: Measurements) -> dict[str, list[str]]:
         "batch sizes": every.batch_size.astype(str),
         "seeds": every.seed.astype(str),
         "filter": filtered.components.map("{:,} components at ".format) + filtered.layer,
-        "machine": every.machine.map(_pairs),
-        "versions": every.versions.map(_pairs),
+        "machine": every.machine.map(pairs),
+        "versions": every.versions.map(pairs),
         "when": [f"{ended[0]} to {ended[-1]}"],
-        "time in the methods": [_duration(every.seconds.sum())],
+        "time in the methods": [spent if spent != "0 min" else f"{every.seconds.sum():.1f} s"],
     }
     return {name: list(dict.fromkeys(values)) for name, values in told.items()}
-
-
-def _pairs(words: dict[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in words.items())
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
 def glossary(rows: Measurements) -> list[tuple[str, str]]:
@@ -227,7 +221,12 @@ def glossary(rows: Measurements) -> list[tuple[str, str]]:
 
 def condensed(commands: Iterable[str]) -> list[str]:
     """Join commands that differ in one list only; together they run the same measurements."""
-    found = [_words(command) for command in dict.fromkeys(commands)]
+    found = []
+    for command in dict.fromkeys(commands):
+        try:
+            found.append(shlex.split(command) or [command])
+        except ValueError:  # quotes that do not close: not one of ours, so it stays as it is
+            found.append([command])
     for option in LISTS:
         # By place of the value and all other words: the values.
         groups: dict[tuple[int, tuple[str, ...]], dict[str, None]] = {}
@@ -242,13 +241,6 @@ def condensed(commands: Iterable[str]) -> list[str]:
             for (at, others), values in groups.items()
         ]
     return [shlex.join(words) if len(words) > 1 else words[0] for words in found]
-
-
-def _words(command: str) -> list[str]:
-    try:
-        return shlex.split(command) or [command]
-    except ValueError:  # quotes that do not close: not one of ours, so it stays as it is
-        return [command]
 
 
 def _full(found: Sequence[Comparison]) -> list[Comparison]:
@@ -267,15 +259,18 @@ def _full(found: Sequence[Comparison]) -> list[Comparison]:
 def _bars(comparison: Comparison) -> list[dict[str, Any]]:
     """Return the mean errors to be compared at a glance, the best first."""
     lines = comparison.lines.dropna(subset="mean").sort_values("mean", kind="stable")
-    error, ranked = lines["mean"], comparison.standings()
-    share = 100 * error / (error.max() or 1.0)  # of the longest bar
-    best = [ranked[at].rank == 1 if ranked else error[at] == error.min() for at in lines.index]
-    spread = [f" ±{ranked[at].error.half_width:.1f}" if ranked else "" for at in lines.index]
-    styles = styles_of(lines.method)
-    colour = [look(styles[method])["color"] for method in lines.method]
-    series = [PALETTE.index(each) for each in colour]
-    shown = lines.assign(error=error, share=share, best=best, spread=spread, series=series)
-    return list(shown[["label", "error", "share", "best", "spread", "series"]].to_dict("records"))
+    ranked, styles = comparison.standings(), styles_of(lines.method)
+    return [
+        {
+            "label": line.label,
+            "error": line.mean,
+            "share": 100 * line.mean / (lines["mean"].max() or 1.0),  # of the longest bar
+            "best": ranked[at].rank == 1 if ranked else line.mean == lines["mean"].min(),
+            "spread": f" ±{ranked[at].error.half_width:.1f}" if ranked else "",
+            "series": styles[line.method] % len(PALETTE),
+        }
+        for at, line in zip(lines.index, lines.itertuples(), strict=True)
+    ]
 
 
 def _examples(
@@ -290,7 +285,3 @@ def _examples(
             strips.setdefault(f"after {each.cell.method}", each.after)
         found[corruption] = strips
     return found
-
-
-def _data_uri(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()
