@@ -60,7 +60,6 @@ CALLS = {
         ("--data digits --method ttt", 2, "`ttapca train --rotation-head LAYER` wrote"),
         ("--data digits --limit 20 --explain", 2, "this adapter has none"),
         ("--data digits --forgetting never", 2, "episodic"),
-        ("--data digits --forgetting online --online", 2, "found both"),
         ("--data digits --filter nowhere", 2, "(?s)--filter.*does not.*exist"),
         ("--data mixed", 1, "have one size; .* Give --size N to resize them"),
         ("--data empty", 1, "has no known layout"),
