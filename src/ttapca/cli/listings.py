@@ -168,7 +168,10 @@ def methods(as_json: arguments.AsJson = False) -> None:
             "url": each.url,
             "needs": NEEDS[each.needs],
             "outputs": list(each.method.outputs),
-            "options": {name: _plain(value) for name, value in each.options.items()},
+            "options": {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in each.options.items()
+            },
         }
         for each in METHODS.values()
     ]
@@ -194,8 +197,3 @@ def methods(as_json: arguments.AsJson = False) -> None:
         )
         for text in filter(None, lines):
             typer.echo(wrapper.fill(text))
-
-
-def _plain(value: Any) -> Any:
-    """Return a default as JSON can hold it; None means that the method decides."""
-    return list(value) if isinstance(value, tuple) else value

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ttapca.benchmark.network_source import NetworkSource
     from ttapca.fitting.fitted_filter import FittedFilter
     from ttapca.networks.evaluation import EvaluatedKind
-    from ttapca.serving.service import Service
     from ttapca.serving.tokens import Tokens
 
 KEPT_FILTERS = "filters"  # a folder beside the data sets
@@ -82,7 +81,8 @@ def serve(
     mode: Annotated[str, Option(help=f"Of new streams: {MODES}")] = "on",
     order: Annotated[str | None, Option(help=f"How images of a stream come: {ORDERS}")] = None,
     classes: Annotated[
-        Path | None, Option(metavar="FILE", help="Names of the classes, one a line.")
+        Path | None,
+        Option(metavar="FILE", exists=True, dir_okay=False, help="Names of classes, one a line."),
     ] = None,
     outputs: arguments.OutputsOption = None,
     input_shape: arguments.InputShape = None,
@@ -163,7 +163,13 @@ def serve(
         service = Service(
             pool, facts, tokens=known, limits=request_limits, metrics=measured, size=size
         )
-        typer.echo(_greeting(url_of(listening), service, state))
+        names = ", ".join(token.name for token in known.all)
+        typer.echo(
+            f"{url_of(listening)}  serves {facts.model} with a filter at {facts.filter}\n"
+            f"  streams  {len(pool.names()):,}, "
+            f"{f'kept in {state}' if state else 'not kept: --state FILE keeps them'}\n"
+            f"  access   {f'with the tokens of {names}' if names else 'from this machine'}"
+        )
         ended_by = run(service, listening)
     if ended_by == signal.SIGINT:
         raise KeyboardInterrupt
@@ -182,16 +188,6 @@ def _tokens(file: Path | None, host: str) -> Tokens:
             f"--host {host}. Give --tokens FILE; docs/production.md says how to write it."
         )
     return Tokens()
-
-
-def _greeting(url: str, service: Service, state: Path | None) -> str:
-    names = ", ".join(token.name for token in service.tokens.all)
-    return (
-        f"{url}  serves {service.facts.model} with a filter at {service.facts.filter}\n"
-        f"  streams  {len(service.pool.names()):,}, "
-        + (f"kept in {state}" if state else "not kept: --state FILE keeps them")
-        + f"\n  access   {f'with the tokens of {names}' if names else 'from this machine'}"
-    )
 
 
 def picture_size(
@@ -289,8 +285,6 @@ def stated_names(source: NetworkSource, model: nn.Module) -> tuple[str, ...]:
 def _read_names(path: Path) -> tuple[str, ...]:
     try:
         text = read_bounded(path, OptionError).decode()
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError:
         raise OptionError(f"Names of classes must be text, one a line; {path} is not.") from None
     return tuple(line.strip() for line in text.splitlines() if line.strip())

@@ -193,7 +193,12 @@ def train(
     if fingerprint == test.fingerprint():  # a path to one set of images serves as both
         typer.echo("train: no test split, so accuracy is that of the training images", err=True)
     description["data"] = {"name": str(data), "training_images": fingerprint}
-    with _event_writer(to, tensorboard) as events:
+    writer: AbstractContextManager[Any] = nullcontext()
+    if tensorboard or (tensorboard is None and importlib.util.find_spec("tensorboard")):
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(to / "tensorboard"))
+    with writer as events:
         last = _run(model, images, test, options, to, description, events)
     path = to / WEIGHTS
     if as_json:
@@ -243,15 +248,3 @@ def _run(
             on_epoch=announce,
         )
         return history[-1]
-
-
-def _event_writer(folder: Path, wanted: bool | None) -> AbstractContextManager[Any]:
-    """Return TensorBoard's writer, or a context of None if events are not wanted."""
-    if wanted is None:
-        wanted = importlib.util.find_spec("tensorboard") is not None
-    if not wanted:
-        return nullcontext()
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer: AbstractContextManager[Any] = SummaryWriter(str(folder / "tensorboard"))
-    return writer

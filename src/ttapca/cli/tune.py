@@ -6,7 +6,6 @@ import dataclasses
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -140,7 +139,16 @@ def tune(
         benchmark.reporter = reporter
         tuned = tuning.run(to, engine=found, retry_failed=retry_failed)
     if as_json:
-        print_json(_facts(tuned))
+        facts = {
+            "method": tuned.method,
+            "images": tuned.images,
+            "seed": tuned.seed,
+            "conditions": [f"{name}:{severity}" for name, severity in tuned.conditions],
+            "best": tuned.best and tuned.best.options,
+            "source": _trial_facts(tuned.source),
+            "trials": [_trial_facts(trial) for trial in tuned.trials],
+        }
+        print_json(facts)
     else:
         _print(tuned, tuning, to)
     failed = sum(trial.status == "failed" for trial in tuned.trials)
@@ -181,6 +189,7 @@ def _values(name: str, text: str) -> Choices | Range:
 def _print(tuned: Tuned, tuning: Tuning, to: Path) -> None:
     """Print trials, the best first, and how to use the best options."""
     from ttapca.benchmark.tuning import words_of
+    from ttapca.methods.method import registration
 
     Console().print(_table(tuned, weighted=tuning.clean_weight > 0))
     more = len(tuned.trials) - SHOWN
@@ -205,17 +214,10 @@ def _print(tuned: Tuned, tuning: Tuning, to: Path) -> None:
         values = words_of(options, f"{tuned.method}.")
         words = shlex.join(word for value in values for word in ("--option", value))
         typer.echo(f"bench:  {words}")
-        typer.echo(f"Python: {_python(tuned.method, options)}")
-
-
-def _python(method: str, options: Mapping[str, Any]) -> str:
-    """Return the call that adapts a model with these options."""
-    from ttapca.methods.method import registration
-
-    filtered = registration(method).method.needs_filter or options.get("filter")
-    words = ["model", f'"{method}"', *(["filter=fitted"] if filtered else [])]
-    words += [f"{name}={value!r}" for name, value in options.items() if name != "filter"]
-    return f"ttapca.adapt({', '.join(words)})"
+        filtered = registration(tuned.method).method.needs_filter or options.get("filter")
+        call = ["model", f'"{tuned.method}"', *(["filter=fitted"] if filtered else [])]
+        call += [f"{name}={value!r}" for name, value in options.items() if name != "filter"]
+        typer.echo(f"Python: ttapca.adapt({', '.join(call)})")
 
 
 def _table(tuned: Tuned, *, weighted: bool) -> Table:
@@ -248,18 +250,6 @@ def _table(tuned: Tuned, *, weighted: bool) -> Table:
 def _numbers(trial: Trial) -> list[str]:
     numbers = (trial.mean, trial.spread, trial.clean, trial.score)
     return ["" if number is None else f"{number:.2f}" for number in numbers]
-
-
-def _facts(tuned: Tuned) -> dict[str, Any]:
-    return {
-        "method": tuned.method,
-        "images": tuned.images,
-        "seed": tuned.seed,
-        "conditions": [f"{name}:{severity}" for name, severity in tuned.conditions],
-        "best": tuned.best and tuned.best.options,
-        "source": _trial_facts(tuned.source),
-        "trials": [_trial_facts(trial) for trial in tuned.trials],
-    }
 
 
 def _trial_facts(trial: Trial) -> dict[str, Any]:
