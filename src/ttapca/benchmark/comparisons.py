@@ -104,8 +104,7 @@ class Comparison:
 
         `mean` is the mean error over all corruptions and seeds, without seeds that lack a
         corruption, and `deviation` its standard deviation over seeds. `spread` is half the width of
-        its 95 % interval over images, or the deviation if that is not known (see `standings`).
-        `clean` is the error on clean images. Costs are over all corruptions.
+        its 95 % interval over images, or the deviation if that is not known.
         """
         done = self.rows[self.rows.error.notna() & self.rows.corruption.isin(self.corruptions)]
         seeds = self._whole(self.corruptions).groupby(["line", "seed"]).error.agg(_mean)
@@ -289,10 +288,7 @@ def shown_observations(
 
 
 def _spans(comparison: Comparison) -> dict[str, float]:
-    """Return the highest minus the lowest error of each corruption, without the untouched network.
-
-    Its distance to the methods tells how bad a corruption is, and not how methods differ.
-    """
+    """Return the highest minus the lowest error of methods under each corruption."""
     rows = comparison.rows[(comparison.rows.method != SOURCE) & comparison.rows.error.notna()]
     errors = rows.groupby(["corruption", "line"]).error.mean().groupby("corruption")
     spans: dict[str, float] = (errors.max() - errors.min()).to_dict()

@@ -114,8 +114,10 @@ def measure(
                 own = corruption == number
                 evaluation = predictions.evaluation(torch.from_numpy(own))
                 values = {name: getattr(evaluation, name) for name in EVALUATED}
+                correct = np.zeros(len(labels), dtype=bool)  # in the order of the images
+                correct[segment[own] % len(labels)] = predictions.correct.numpy()[own]
                 values |= {
-                    "correct": _packed(predictions.correct.numpy()[own], segment[own], len(labels)),
+                    "correct": np.packbits(correct).tobytes(),
                     "updates": adapter.updates - updates,
                     "skipped": adapter.skipped - skipped,
                     "parameters": adapter.n_parameters,
@@ -126,17 +128,6 @@ def measure(
                     observation = observe(own_cell, adapter, subject, images, segment[own])
                 found.append((values, observation))
     return found
-
-
-def _packed(correct: NDArray[np.bool_], numbers: NDArray[np.int64], images: int) -> bytes:
-    """Return which images were predicted right, in the order of the images, as packed bits.
-
-    `numbers` has the images in the order of the stream; those of another corruption are `images`
-    further on.
-    """
-    in_order = np.zeros(images, dtype=bool)
-    in_order[numbers % images] = correct
-    return np.packbits(in_order).tobytes()
 
 
 @contextmanager

@@ -1,8 +1,7 @@
-"""The options that a search tries: their values, and the samplers that propose them.
+"""The options that a search tries: their values, and the sampler that proposes them.
 
-Samplers work in generations: they propose some trials, are told the scores, and propose others.
-Their proposals depend on the seed and on the scores, never on the number of processes or on their
-speed.
+It works in generations: it proposes some trials, is told the scores, and proposes others. Its
+proposals depend on the seed and on the scores, never on the number of processes or on their speed.
 """
 
 from __future__ import annotations
@@ -49,9 +48,8 @@ class Choices:
         """How many values there are."""
         return len(self.values)
 
-    def grid(self, name: str) -> tuple[Any, ...]:
+    def grid(self, _: str) -> tuple[Any, ...]:
         """Return all values."""
-        del name
         return self.values
 
     def draw(self, random: np.random.Generator) -> Any:
@@ -91,17 +89,14 @@ class Range:
 
     def grid(self, name: str) -> tuple[Any, ...]:
         """Return numbers from one end to the other; raise `OptionError` without `points`."""
-        points = self.points
-        if points is None and not self.log:
-            points = self.count
+        points = self.points or (None if self.log else self.count)
         if points is None:
             log = ":log" if self.log else ""
             raise OptionError(
                 f"A grid needs the values of `{name}`; found a range. Say how many points it has, "
                 f"such as {name}={self.low:g}..{self.high:g}{log}:5, or take the sampler tpe."
             )
-        shares = np.linspace(0, 1, points) if points > 1 else np.zeros(1)
-        return tuple(dict.fromkeys(self.at(float(share)) for share in shares))
+        return tuple(dict.fromkeys(self.at(float(share)) for share in np.linspace(0, 1, points)))
 
     def draw(self, random: np.random.Generator) -> float:
         """Return one of the numbers."""
@@ -161,9 +156,18 @@ class SearchSpace:
         object.__setattr__(self, "options", checked)
 
     def _checked(self, name: str, values: Choices | Range) -> Choices | Range:
+        if name == "seed":
+            raise OptionError(
+                "A search chooses what makes a method better, not what chance makes of it; found "
+                "`seed` among the options. Leave it out."
+            )
+
+        def check(value: Any) -> None:
+            check_method_options(self.method, {name: value}, "A search")
+
         if isinstance(values, Choices):
             for value in values.values:
-                self._check(name, value)
+                check(value)
             if not values.values:
                 raise OptionError(f"`{name}` needs at least one value to try; found none.")
             return values
@@ -176,28 +180,19 @@ class SearchSpace:
             raise OptionError(
                 f"A grid of `{name}` must have at least one point; found {values.points}."
             )
-        for end in (values.low, values.high):
-            self._check(name, end)
+        check(values.low)
+        check(values.high)
         try:
-            self._check(name, math.nextafter(values.high, values.low))
+            check(math.nextafter(values.high, values.low))
         except OptionError:  # the option refuses numbers between whole ones
             return replace(values, whole=True)
         return replace(values, whole=False)
 
-    def _check(self, name: str, value: Any) -> None:
-        if name == "seed":
-            raise OptionError(
-                "A search chooses what makes a method better, not what chance makes of it; found "
-                "`seed` among the options. Leave it out."
-            )
-        check_method_options(self.method, {name: value}, "A search")
-
     @property
     def size(self) -> int | None:
         """How many combinations there are; None if they cannot be counted."""
-        counts = [each.count for each in self.options.values()]
-        known = [count for count in counts if count is not None]
-        return math.prod(known) if len(known) == len(counts) else None
+        counts = [each.count for each in self.options.values() if each.count is not None]
+        return math.prod(counts) if len(counts) == len(self.options) else None
 
     def grid(self) -> list[Options]:
         """Return all combinations; those of the last option are next to one another."""
@@ -211,7 +206,7 @@ class SearchSpace:
         return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
 
     def drawn(self, count: int, seed: int) -> list[Options]:
-        """Return different combinations that are drawn at random."""
+        """Return different combinations, drawn at random."""
         if self.size is not None and self.size < count:
             raise OptionError(
                 f"{count:,} trials cannot all differ: there are {self.size:,} combinations. Ask "
@@ -236,23 +231,11 @@ class SearchSpace:
 
 @dataclass(frozen=True)
 class Search:
-    """How values are chosen.
+    """How values are chosen; `docs/tuning.md` has a table of the samplers."""
 
-    Attributes:
-        sampler: `grid` for all combinations, `random`, or `tpe` (Optuna's tree of Parzen
-            estimators); None for a grid if the space has one, else for `tpe`.
-        trials: How many combinations are tried, 30 by default; a grid has all of them.
-        prune: Whether bad trials are left early: `median` if the mean error so far is above the
-            median of finished trials; `halving` for successive halving.
-        seed: Of the sampler.
-
-    Raises:
-        OptionError: A value makes no sense.
-    """
-
-    sampler: SamplerName | None = None
-    trials: int | None = None
-    prune: PrunerName | None = None
+    sampler: SamplerName | None = None  # by default a grid if the space has one, else `tpe`
+    trials: int | None = None  # 30 by default; a grid has all combinations
+    prune: PrunerName | None = None  # the rule by which bad trials are left early
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -262,21 +245,12 @@ class Search:
         check_option("prune", self.prune, Maybe(OneOf(get_args(PrunerName))))
         check_option("seed", self.seed, Whole(0, 2**32 - 1))
 
-    def named(self, space: SearchSpace) -> SamplerName:
-        """Return which sampler it is for a space."""
-        if self.sampler is not None:
-            return self.sampler
-        ranges = [each for each in space.options.values() if isinstance(each, Range)]
-        return "tpe" if any(each.points is None for each in ranges) else "grid"
-
     def sampler_of(self, space: SearchSpace) -> Sampler:
-        """Return the sampler for a space.
-
-        Raises:
-            OptionError: The space has no grid, or `trials` would have no effect.
-            ModuleNotFoundError: Optuna is needed for it and not installed (extra `tune`).
-        """
-        kind, trials = self.named(space), self.trials or TRIALS
+        """Return the sampler for a space; one without a grid refuses the sampler `grid`."""
+        kind, trials = self.sampler, self.trials or TRIALS
+        if kind is None:
+            ranges = [each for each in space.options.values() if isinstance(each, Range)]
+            kind = "tpe" if any(each.points is None for each in ranges) else "grid"
         if kind == "grid" and self.trials is not None:
             raise OptionError(
                 "`trials=` would have no effect: a grid tries all combinations. Leave it out, or "

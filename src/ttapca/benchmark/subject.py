@@ -32,30 +32,20 @@ ENDS = 50  # images at either end of a corruption whose pixels are compared
 
 @dataclass(eq=False)
 class Subject:
-    """The network, the filter and the images of a comparison.
+    """The network, the filter and the images of a comparison."""
 
-    Attributes:
-        name: The network's name as the user gave it.
-        network: The network; after every run it is as it was before.
-        data: The data set's name.
-        source: The test images, clean and corrupted.
-        fitted: The filter, with at least as many components as the plan asks for.
-        filter_name: The name of a filter that was given, or the route that was asked for; empty for
-            the one that is fitted on the training images by the usual route.
-        provided: Options of methods that are objects and not text: `{"ttt": {"head": head}}`.
-        stated: How a `Cell` names these options, by method.
-        fingerprints: Compared with those of the same names in a file of results.
-    """
-
-    name: str
-    network: nn.Module
+    name: str  # the network's, as the user gave it
+    network: nn.Module  # after every run it is as it was before
     data: str
     source: ImageSource
-    fitted: FittedFilter | None = None
+    fitted: FittedFilter | None = None  # with at least as many components as the plan asks for
+    # The name of a filter that was given, or the route that was asked for; empty for the one that
+    # is fitted on the training images by the usual route.
     filter_name: str = ""
+    # Options of methods that are objects and not text, and how a `Cell` names them; by method.
     provided: dict[str, dict[str, Any]] = field(default_factory=dict)
     stated: dict[str, dict[str, str]] = field(default_factory=dict)
-    fingerprints: tuple[Fingerprint, ...] = ()
+    fingerprints: tuple[Fingerprint, ...] = ()  # compared with those in a file of results
     # The last test spectrum and the images it belongs to: methods in a row share it.
     spectrum: tuple[object, Tensor] | None = field(default=None, init=False, repr=False)
 
