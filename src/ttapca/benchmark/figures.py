@@ -102,10 +102,8 @@ def figures(rows: Measurements, observations: Sequence[Observation] = ()) -> lis
 
 def _largest_of_each(found: Sequence[Comparison]) -> list[Comparison]:
     """Return the largest comparison of each network and data set."""
-    groups: dict[tuple[str, ...], list[Comparison]] = {}
-    for each in found:
-        groups.setdefault(each.conditions[:3], []).append(each)  # network, weights, data
-    return [largest(group) for group in groups.values()]
+    keys = dict.fromkeys(each.conditions[:3] for each in found)  # network, weights, data
+    return [largest([each for each in found if each.conditions[:3] == key]) for key in keys]
 
 
 def _caption(comparison: Comparison, spread: str = "bars") -> str:

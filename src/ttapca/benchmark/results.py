@@ -309,15 +309,12 @@ class Results:
             name = getattr(error, "sqlite_errorname", "")
             if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
                 raise self._damaged(str(error)) from error
+            text = f"Cannot use the file of results {self.path}: {error}. Choose another place "
+            text += "with `--to FILE`, or see who else uses it."
             if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
-                raise StorageError(
-                    f"Cannot write to {self.path}: {error}. All finished measurements are in the "
-                    "file; free some space and run the same command again."
-                ) from error
-            raise StorageError(
-                f"Cannot use the file of results {self.path}: {error}. Choose another place with "
-                "`--to FILE`, or see who else uses it."
-            ) from error
+                text = f"Cannot write to {self.path}: {error}. All finished measurements are in "
+                text += "the file; free some space and run the same command again."
+            raise StorageError(text) from error
 
     def _damaged(self, finding: str) -> DataFormatError:
         return DataFormatError(

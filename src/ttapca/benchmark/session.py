@@ -317,18 +317,10 @@ class Benchmark:
         parts += [word for word in (subject.filter_name, plan.outputs) if word]
         kept = to.with_name(f"{to.name}-filters") / "-".join(parts)
 
-        def fit() -> FittedFilter:
-            return usual_fit(
-                subject.network,
-                layer,
-                TensorBatches(training, FIT_BATCH),
-                wanted,
-                principal=bool(plan.made_for_pca),
-                route=plan.route,
-                outputs=plan.outputs,
-                reporter=self.reporter,
-            )
-
+        batches = TensorBatches(training, FIT_BATCH)
+        options: dict[str, Any] = {"route": plan.route, "outputs": plan.outputs}
+        options |= {"principal": bool(plan.made_for_pca), "reporter": self.reporter}
+        fit = partial(usual_fit, subject.network, layer, batches, wanted, **options)
         return kept_filter(kept, fit, self.reporter)
 
     def _command(self, unit: Unit, to: Path) -> list[str]:

@@ -179,17 +179,11 @@ def _summarise(streams: list[FedStream], as_json: bool) -> None:
     """Print how many answers were right, under each condition of each stream."""
     found = [(stream, tally) for stream in streams for tally in list(stream.totals.values())]
     if as_json:
+        counts = ("mode", "images", "right", "adapted")
         facts = [
-            {
-                "stream": stream.plan.name,
-                "condition": tally.step.title,
-                "mode": tally.mode,
-                "images": tally.images,
-                "right": tally.right,
-                "adapted": tally.adapted,
-                "late_seconds": round(stream.late, 3),
-                "retries": stream.retries,
-            }
+            {"stream": stream.plan.name, "condition": tally.step.title}
+            | {name: getattr(tally, name) for name in counts}
+            | {"late_seconds": round(stream.late, 3), "retries": stream.retries}
             for stream, tally in found
         ]
         print_json(facts)

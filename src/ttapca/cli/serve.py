@@ -210,8 +210,10 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
     """Return the filter of a packaged network: one that ships, one that was kept, or a new one."""
     import ttapca
     from ttapca import networks
-    from ttapca.benchmark.filters import kept_filter
+    from ttapca.benchmark.filters import FIT_BATCH, kept_filter, recommended_layer, usual_fit
     from ttapca.benchmark.network_source import fingerprint, option_words
+    from ttapca.datasets import TensorBatches
+    from ttapca.networks.checkpoints import describe_weights
 
     if source.file not in networks.packaged():
         fit = shlex.join(["ttapca", "fit", source.name, *option_words(source.words())])
@@ -222,31 +224,21 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
     if source.shipped_filter is not None:
         return ttapca.load(source.shipped_filter)
     kept = arguments.cache_root() / KEPT_FILTERS / f"{source.file}-{fingerprint(model)}"
+
+    def fit() -> FittedFilter:
+        data = str(describe_weights(source.file)["data"]["name"])
+        try:
+            train = arguments.read_images(data, "train", folder)
+        except DataNotFoundError as error:
+            raise OptionError(
+                f"Without --filter, one is fitted on the images that `{source.name}` was trained "
+                f"with; they are not there: {error} Or name a filter that you have: --filter DIR"
+            ) from error
+        layer = recommended_layer(model, train, reporter)
+        return usual_fit(model, layer, TensorBatches(train, FIT_BATCH), reporter=reporter)
+
     with ConsoleReporter() as reporter:
-        return kept_filter(kept, lambda: _fitted_now(source, model, folder, reporter), reporter)
-
-
-def _fitted_now(
-    source: NetworkSource, model: nn.Module, folder: Path | None, reporter: ConsoleReporter
-) -> FittedFilter:
-    """Fit a filter on the images that a packaged network was trained with."""
-    from ttapca.benchmark.filters import FIT_BATCH, recommended_layer, usual_fit
-    from ttapca.datasets import TensorBatches, load
-    from ttapca.networks.checkpoints import describe_weights
-
-    data = str(describe_weights(source.file)["data"]["name"])
-    task = f"reading {data}"
-    reporter.advance(task, 0, None)
-    try:
-        train = load(data, "train", root=folder or arguments.cache_root())
-    except DataNotFoundError as error:
-        raise OptionError(
-            f"Without --filter, one is fitted on the images that `{source.name}` was trained with; "
-            f"they are not there: {error} Or name a filter that you have: --filter DIR"
-        ) from error
-    reporter.advance(task, 1, 1)
-    layer = recommended_layer(model, train, reporter)
-    return usual_fit(model, layer, TensorBatches(train, FIT_BATCH), reporter=reporter)
+        return kept_filter(kept, fit, reporter)
 
 
 def _class_names(
