@@ -7,7 +7,7 @@ proposals depend on the seed and on the scores, never on the number of processes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, get_args
@@ -25,7 +25,6 @@ PrunerName = Literal["median", "halving"]
 
 MOST_COMBINATIONS = 10_000
 DIGITS = 4  # of a number that was drawn: more would say nothing, and be hard to read
-MOST_DRAWS = 100  # for each trial, until all of them differ
 NOT_PLAIN = ("filter", "source", "head", "split", "seed")  # objects, or values of the plan
 TRIALS = 30
 GENERATION = 5  # trials that are proposed before any of them is told
@@ -43,18 +42,9 @@ class Choices:
 
     values: tuple[Any, ...]
 
-    @property
-    def count(self) -> int | None:
-        """How many values there are."""
-        return len(self.values)
-
     def grid(self, _: str) -> tuple[Any, ...]:
         """Return all values."""
         return self.values
-
-    def draw(self, random: np.random.Generator) -> Any:
-        """Return one of the values, each equally likely."""
-        return self.values[int(random.integers(len(self.values)))]
 
 
 @dataclass(frozen=True)
@@ -82,14 +72,11 @@ class Range:
     points: int | None = None
     whole: bool = False
 
-    @property
-    def count(self) -> int | None:
-        """How many numbers there are; None if they cannot be counted."""
-        return int(self.high - self.low) + 1 if self.whole else None
-
     def grid(self, name: str) -> tuple[Any, ...]:
         """Return numbers from one end to the other; raise `OptionError` without `points`."""
-        points = self.points or (None if self.log else self.count)
+        points = self.points
+        if points is None and self.whole and not self.log:
+            points = int(self.high - self.low) + 1
         if points is None:
             log = ":log" if self.log else ""
             raise OptionError(
@@ -97,10 +84,6 @@ class Range:
                 f"such as {name}={self.low:g}..{self.high:g}{log}:5, or take the sampler tpe."
             )
         return tuple(dict.fromkeys(self.at(float(share)) for share in np.linspace(0, 1, points)))
-
-    def draw(self, random: np.random.Generator) -> float:
-        """Return one of the numbers."""
-        return self.at(float(random.random()))
 
     def at(self, share: float) -> float:
         """Return the number that is this share of the way from one end to the other."""
@@ -188,12 +171,6 @@ class SearchSpace:
             return replace(values, whole=True)
         return replace(values, whole=False)
 
-    @property
-    def size(self) -> int | None:
-        """How many combinations there are; None if they cannot be counted."""
-        counts = [each.count for each in self.options.values() if each.count is not None]
-        return math.prod(counts) if len(counts) == len(self.options) else None
-
     def grid(self) -> list[Options]:
         """Return all combinations; those of the last option are next to one another."""
         values = {name: each.grid(name) for name, each in self.options.items()}
@@ -204,22 +181,6 @@ class SearchSpace:
                 "fewer values, or take the sampler random or tpe."
             )
         return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
-
-    def drawn(self, count: int, seed: int) -> list[Options]:
-        """Return different combinations, drawn at random."""
-        if self.size is not None and self.size < count:
-            raise OptionError(
-                f"{count:,} trials cannot all differ: there are {self.size:,} combinations. Ask "
-                "for fewer, or take the sampler grid, which tries all of them."
-            )
-        random = np.random.default_rng(seed)
-        found: dict[str, Options] = {}
-        for _ in range(MOST_DRAWS * count):
-            one = {name: each.draw(random) for name, each in self.options.items()}
-            found.setdefault(repr(one), one)
-            if len(found) == count:
-                break
-        return list(found.values())
 
     def first(self) -> Options:
         """Return the first value of every option."""
@@ -245,22 +206,6 @@ class Search:
         check_option("prune", self.prune, Maybe(OneOf(get_args(PrunerName))))
         check_option("seed", self.seed, Whole(0, 2**32 - 1))
 
-    def sampler_of(self, space: SearchSpace) -> Sampler:
-        """Return the sampler for a space; one without a grid refuses the sampler `grid`."""
-        kind, trials = self.sampler, self.trials or TRIALS
-        if kind is None:
-            ranges = [each for each in space.options.values() if isinstance(each, Range)]
-            kind = "tpe" if any(each.points is None for each in ranges) else "grid"
-        if kind == "grid" and self.trials is not None:
-            raise OptionError(
-                "`trials=` would have no effect: a grid tries all combinations. Leave it out, or "
-                "take the sampler random or tpe."
-            )
-        if kind == "tpe":
-            return Sampler(space, trials, self.seed, self.prune)
-        listed = space.grid() if kind == "grid" else space.drawn(trials, self.seed)
-        return Sampler(space, len(listed), self.seed, self.prune, listed)
-
 
 @dataclass(frozen=True)
 class Proposal:
@@ -268,52 +213,54 @@ class Proposal:
 
     number: int
     options: Options
+    trial: Any = None  # of Optuna
 
 
 class Sampler:
-    """Proposes options in generations: the ones of a list, or else the ones of Optuna's TPE.
+    """Proposes options in generations: all combinations of a grid, or the ones that Optuna draws.
 
     Optuna also says which trials to leave, if there is a rule for it. Within a generation, TPE
     takes proposals without a score for bad (a constant liar), so that trials differ.
     """
 
-    def __init__(
-        self,
-        space: SearchSpace,
-        trials: int,
-        seed: int = 0,
-        prune: PrunerName | None = None,
-        listed: Sequence[Options] | None = None,
-    ) -> None:
-        self.total, self.prunes = trials, prune is not None
-        self._space, self._listed = space, listed
-        self._study: Any = None if listed and not prune else _study(seed, prune)
-        self._trials: list[Any] = []  # of Optuna, by number
+    def __init__(self, space: SearchSpace, search: Search) -> None:
+        kind = search.sampler
+        if kind is None:
+            ranges = [each for each in space.options.values() if isinstance(each, Range)]
+            kind = "tpe" if any(each.points is None for each in ranges) else "grid"
+        if kind == "grid" and search.trials is not None:
+            raise OptionError(
+                "`trials=` would have no effect: a grid tries all combinations. Leave it out, or "
+                "take the sampler random or tpe."
+            )
+        self._space, self.prunes = space, search.prune is not None
+        self._grid = space.grid() if kind == "grid" else []
+        self.total = len(self._grid) or search.trials or TRIALS
+        # Trials that do not depend on others are proposed at once.
+        self._generation = GENERATION if kind == "tpe" or self.prunes else self.total
+        asks_optuna = kind != "grid" or self.prunes
+        self._study = _study(kind, search.seed, search.prune) if asks_optuna else None
         self._asked = 0
 
     def ask(self) -> list[Proposal]:
         """Return the next generation; an empty list when all trials were proposed."""
         first = self._asked
-        self._asked = min(first + GENERATION if self._study else self.total, self.total)
+        self._asked = min(first + self._generation, self.total)
         return [self._next(number) for number in range(first, self._asked)]
 
     def _next(self, number: int) -> Proposal:
-        distributions = None if self._listed else _distributions(self._space)
-        if self._study:
-            self._trials.append(self._study.ask(distributions))
-        if self._listed:
-            return Proposal(number, self._listed[number])
-        options = {}
+        if self._grid:
+            return Proposal(number, self._grid[number], self._study and self._study.ask())
+        trial, options = self._study.ask(_distributions(self._space)), {}
         for name, each in self._space.options.items():
-            found = self._trials[number].params[name]
+            found = trial.params[name]
             options[name] = each.rounded(found) if isinstance(each, Range) else each.values[found]
-        return Proposal(number, options)
+        return Proposal(number, options, trial)
 
     def leaves(self, proposal: Proposal, stage: int, mean: float) -> bool:
         """Return whether to leave a trial after a stage, given its mean error so far."""
-        trial = self._trials[proposal.number]
-        trial.report(mean, stage)
-        if trial.should_prune():
+        proposal.trial.report(mean, stage)
+        if proposal.trial.should_prune():
             self._end(proposal, "PRUNED")
             return True
         return False
@@ -326,22 +273,24 @@ class Sampler:
     def _end(self, proposal: Proposal, state: str, score: float | None = None) -> None:
         from optuna.trial import TrialState
 
-        self._study.tell(self._trials[proposal.number], score, state=TrialState[state])
+        self._study.tell(proposal.trial, score, state=TrialState[state])
 
 
-def _study(seed: int, prune: PrunerName | None) -> Any:
+def _study(sampler: SamplerName, seed: int, prune: PrunerName | None) -> Any:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(
-        seed=seed, n_startup_trials=STARTUP, multivariate=True, constant_liar=True
-    )
-    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
-    if prune == "median":
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=GENERATION)
-    elif prune == "halving":
-        pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
-    return optuna.create_study(sampler=sampler, pruner=pruner)
+    draws: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed)
+    if sampler == "tpe":
+        draws = optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=STARTUP, multivariate=True, constant_liar=True
+        )
+    pruners: dict[PrunerName | None, optuna.pruners.BasePruner] = {
+        None: optuna.pruners.NopPruner(),
+        "median": optuna.pruners.MedianPruner(n_startup_trials=GENERATION),
+        "halving": optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2),
+    }
+    return optuna.create_study(sampler=draws, pruner=pruners[prune])
 
 
 def _distributions(space: SearchSpace) -> dict[str, Any]:

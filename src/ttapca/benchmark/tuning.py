@@ -184,7 +184,7 @@ class Tuning:
         """
         engine = engine_of(engine) if engine is None or isinstance(engine, str) else engine
         bench, to = self.benchmark, Path(to)
-        sampler = self.search.sampler_of(self.space)
+        sampler = Sampler(self.space, self.search)
         _ = bench.named_network  # first: a mistyped name must not ask for images
         check_split(bench.plan.data, bench.split, bench.images)
         subject = bench.prepare(to, engine)
