@@ -234,7 +234,7 @@ def test_test_images_only_where_there_are_no_others(tmp_path: Path) -> None:
         ),
         ("tent", {"logits": Choices(("befor",))}, "one of before, after"),
         ("tent", {"filter": Choices(("a",))}, "filter` must be true or false"),
-        ("memo", {"seed": Choices((1,))}, "not what chance makes of it"),
+        ("memo", {"seed": Choices((1,))}, "a seed is chance"),
     ],
 )
 def test_what_no_method_takes_is_refused(method: str, options: dict, said: str) -> None:  # type: ignore[type-arg]

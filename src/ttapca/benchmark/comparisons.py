@@ -41,7 +41,7 @@ def frame(rows: Measurements) -> DataFrame:
             `correct`, as an exported CSV does.
 
     Returns:
-        The fields of `Cell`, then those of `Outcome`. `error`, `calibration_error` and `entropy`
+        The fields of `Cell`, then of `Outcome`. `error`, `calibration_error` and `entropy`
         are NaN if the run failed; `error_stream` and `entropy_stream` hold tuples. Measurements
         that `ttapca tune` left out have no row.
 
@@ -124,7 +124,7 @@ class Comparison:
             calibration_error=("calibration_error", "mean"),
             entropy=("entropy", "mean"),
         )
-        if self.conditions.setting in INTERLEAVED:  # each corruption has those of the whole stream
+        if self.conditions.setting in INTERLEAVED:  # each has the counts of the stream
             streams = done.groupby(["line", "seed"])[["updates", "skipped"]].max()
             costs = costs.assign(**streams.groupby("line").sum())
         lines = self.rows.groupby("line")[LINE].first()

@@ -165,8 +165,8 @@ def _heat_table(comparison: Comparison, reference: int) -> ResultTable:
 def class_table(comparison: Comparison, labels: Sequence[ClassLabels]) -> ResultTable | None:
     """Return the error of each method on the images of each class, a line for each class.
 
-    Of many classes, those are shown in which methods differ most. None with fewer than two classes,
-    or if the file has no classes of images, or no bits of predictions.
+    Of many classes, the ones with the largest differences between methods are shown. None with
+    fewer than two classes, or if the file has no classes of images, or no bits of predictions.
     """
     ours, tallies = comparison.conditions, comparison.tallies()
     found = [each for each in labels if (each.data, len(each.numbers)) == (ours.data, ours.images)]

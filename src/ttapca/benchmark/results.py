@@ -134,7 +134,7 @@ class Results:
                 self._put_observation(numbers[observation.cell], observation)
 
     def add_labels(self, labels: ClassLabels) -> None:
-        """Write the true classes of the test images, in place of those with the same name."""
+        """Write the true classes of the test images, in place of others of the same name."""
         numbers = np.array(labels.numbers, layout.NUMBER).tobytes()
         values = (labels.data, len(labels.numbers), json.dumps(labels.names), numbers)
         with self._errors_explained(), self._transaction():

@@ -38,7 +38,7 @@ LONGEST_VALUE = 100_000_000  # bytes of a text or a picture
 BUSY_SECONDS = 30  # a reader may hold the file for a moment
 
 # By the type of a field: its column, and the rule for its values. Names of methods, corruptions and
-# data may be those of another version.
+# data may be of another version.
 _NUMBERS = ListOf(Measured(), 0, 10_000_000)
 COLUMNS: dict[str, tuple[str, Rule]] = {
     "str": ("TEXT NOT NULL", Text(100_000)),

@@ -15,7 +15,7 @@ Setting = Literal[
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
 EPISODIC = ("episodic", "episodic-sorted")  # settings in which nothing lasts longer than a batch
 JOINT = ("continual", "changing", "mixed")  # settings whose corruptions share one adaptation
-INTERLEAVED = ("changing", "mixed")  # of these, where a corruption comes again and again
+INTERLEAVED = ("changing", "mixed")  # of these, the ones whose corruptions take turns
 AMONG = ", among "  # in `Cell.corrupted`, before the names of corruptions that share an adaptation
 CHANGE_EVERY = 500  # images of one corruption in a row, in `changing`
 

@@ -141,7 +141,7 @@ class SearchSpace:
     def _checked(self, name: str, values: Choices | Range) -> Choices | Range:
         if name == "seed":
             raise OptionError(
-                "A search chooses what makes a method better, not what chance makes of it; found "
+                "A search chooses options that make a method better, and a seed is chance; found "
                 "`seed` among the options. Leave it out."
             )
 
@@ -172,7 +172,7 @@ class SearchSpace:
         return replace(values, whole=False)
 
     def grid(self) -> list[Options]:
-        """Return all combinations; those of the last option are next to one another."""
+        """Return all combinations; the last option varies fastest."""
         values = {name: each.grid(name) for name, each in self.options.items()}
         count = math.prod(map(len, values.values()))
         if count > MOST_COMBINATIONS:

@@ -16,7 +16,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Literal, get_args
 
-from ttapca._checks import Number, OneOf, Whole, check_option
+from ttapca._checks import Number, OneOf, check_option
 from ttapca.benchmark import paper
 from ttapca.benchmark.measurement import not_measured
 from ttapca.benchmark.plan import Unit, units_of
@@ -32,7 +32,7 @@ from ttapca.datasets import Images, Split
 from ttapca.engines import Engine, engine_of
 from ttapca.errors import DataNotFoundError, OptionError, did_you_mean
 
-SEED = 1  # of corrupted images; those that are reported have 0
+SEED = 1  # of corrupted images; the reported ones have 0
 # Kinds take turns: pruning looks at the first ones, and must not judge by noise alone.
 CONDITIONS: tuple[Condition, ...] = (
     ("speckle_noise", 5), ("fog", 4), ("gaussian_blur", 5), ("jpeg_compression", 4),
@@ -85,7 +85,7 @@ class Tuned:
 
     Attributes:
         method: That was tuned.
-        trials: All of them, the best first; those that were left or failed at the end.
+        trials: All of them, the best first, and at the end the ones that were left or failed.
         source: The network as it is, without a method.
         conditions: On which the options were chosen.
         images: How many of each.
@@ -358,7 +358,7 @@ class _TuningRun:
 
 
 def ranked(trials: Iterable[Trial]) -> tuple[Trial, ...]:
-    """Return trials, the best first; then those that were left, and those that failed."""
+    """Return trials, the best first; then the ones that were left, and the ones that failed."""
 
     def place(one: Trial) -> tuple[float, ...]:
         conditions = len(one.errors) if one.status == "pruned" else 0
@@ -411,7 +411,6 @@ def read_conditions(words: Sequence[str]) -> tuple[Condition, ...]:
             )
         if not severity.isdecimal():
             raise OptionError(f"A condition is NAME:SEVERITY, such as fog:4; found `{word}`.")
-        check_option("severity", int(severity), Whole(SEVERITIES[0], SEVERITIES[-1]))
         found += [(each, int(severity)) for each in find_all([name])]
     conditions = tuple(dict.fromkeys(found))
     check_held_out(conditions)

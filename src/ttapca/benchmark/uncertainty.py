@@ -139,7 +139,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     corrected = np.empty_like(values)
     factors = np.arange(len(values), 0, -1)
     corrected[order] = np.maximum.accumulate(np.minimum(1.0, factors * values[order]))
-    return corrected.tolist()
+    found: list[float] = corrected.tolist()
+    return found
 
 
 def differences(tallies: Sequence[ImageTally], reference: int) -> list[Difference]:

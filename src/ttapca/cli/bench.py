@@ -70,7 +70,7 @@ class PlanOptions:
     ] = None
 
     def changes(self) -> dict[str, Any]:
-        """Return the values of a plan by name; None for those that are not given."""
+        """Return the values of a plan by name; None for values that are not given."""
         values = dict(vars(self))
         values["method"] = _method_options(values.pop("option"))
         for name in LISTS:

@@ -1,4 +1,4 @@
-"""What commands write: JSON and tables to standard output, progress and messages to standard error.
+"""The output of commands: JSON and tables to standard output, progress to standard error.
 
 Messages of the library are put into words of the command line.
 """
@@ -78,7 +78,7 @@ class ConsoleReporter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Clear the bars, whatever happened."""
+        """Clear the bars, also after an error."""
         self._progress.stop()
         if kind is KeyboardInterrupt and self._goes_on:
             self.note(f"stopped; the same command goes on {self._goes_on}")

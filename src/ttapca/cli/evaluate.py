@@ -112,7 +112,7 @@ def evaluate(
 
 
 def _options(words: list[str] | None, own: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of the method by name, with those that the command has itself."""
+    """Return the options of the method by name; `own` are options of the command."""
     form = "NAME=VALUE, such as statistics=source"
     options = dict(own)
     for name, text in arguments.method_options(words, form, own).items():
@@ -120,7 +120,7 @@ def _options(words: list[str] | None, own: dict[str, Any]) -> dict[str, Any]:
             raise OptionError(f"--option takes {form}; found `{name}={text}`.")
         if name in OWN_OPTIONS:
             raise OptionError(
-                f"--option takes what only the method knows; found `{name}={text}`: give "
+                f"--option is for options of the method alone; found `{name}={text}`: give "
                 f"{OWN_OPTIONS[name]} instead."
             )
         options[name] = arguments.value_of(text)

@@ -87,8 +87,7 @@ def figure(
     if to is not None:
         if name is None:
             raise OptionError(
-                f"--to FILE is for one figure; found no NAME. Name one of those that `ttapca "
-                f"figure {results}` lists."
+                f"--to FILE is for one figure; found no NAME. `ttapca figure {results}` lists them."
             )
         check_place(to)
         check_format(to.suffix)

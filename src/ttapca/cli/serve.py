@@ -38,7 +38,7 @@ MODES = "on, shadow (answers unchanged, counts what would change) or off."
 
 @dataclass(kw_only=True)
 class LimitOptions:
-    """Limits of the service; None for those of the library, which the help names in brackets."""
+    """Limits of the service; None for the library's own, which the help names in brackets."""
 
     max_batch: Annotated[int | None, Option(min=1, help="Images of a pass (64).")] = None
     max_wait: Annotated[

@@ -50,7 +50,7 @@ class SearchOptions:
         str | None, Option(metavar="RULE", help="Leave bad trials early: median or halving.")
     ] = None
     clean_weight: Annotated[
-        float, Option(min=0.0, help="What each point lost on clean images adds to the score.")
+        float, Option(min=0.0, help="Weight of points lost on clean images in the score.")
     ] = 0.0
     conditions: Annotated[
         str | None, Option(metavar="NAME:SEVERITY,...", help="Default: sixteen held-out ones.")
