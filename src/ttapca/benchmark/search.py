@@ -239,7 +239,7 @@ class Sampler:
         # Trials that do not depend on others are proposed at once.
         self._generation = GENERATION if kind == "tpe" or self.prunes else self.total
         asks_optuna = kind != "grid" or self.prunes
-        self._study = _study(kind, search.seed, search.prune) if asks_optuna else None
+        self._study: Any = _study(kind, search.seed, search.prune) if asks_optuna else None
         self._asked = 0
 
     def ask(self) -> list[Proposal]:

@@ -67,8 +67,8 @@ def list_(folder: arguments.DataFolder = None, as_json: arguments.AsJson = False
     with ConsoleReporter("list", "bytes") as report:
         holdings = inventory(root, report)
     if as_json:
-        found = [dataclasses.asdict(each) | {"folder": str(each.folder)} for each in holdings]
-        print_json([each | {"bytes": each.pop("size")} for each in found])
+        facts = [dataclasses.asdict(each) | {"folder": str(each.folder)} for each in holdings]
+        print_json([each | {"bytes": each.pop("size")} for each in facts])
         return
     width = max(map(len, DATA_SETS))
 

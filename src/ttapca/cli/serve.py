@@ -216,10 +216,10 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
     from ttapca.networks.checkpoints import describe_weights
 
     if source.file not in networks.packaged():
-        fit = shlex.join(["ttapca", "fit", source.name, *option_words(source.words())])
+        command = shlex.join(["ttapca", "fit", source.name, *option_words(source.words())])
         raise OptionError(
             f"A network is served with a filter of its own; none was given for `{source.name}`. "
-            f"Fit one with `{fit} --data DATA --to my-filter`, and name it: --filter my-filter"
+            f"Fit one with `{command} --data DATA --to my-filter`, and name it: --filter my-filter"
         )
     if source.shipped_filter is not None:
         return ttapca.load(source.shipped_filter)
