@@ -296,7 +296,10 @@ def _interval_notes(comparison: Comparison) -> list[str]:
 def cost_table(comparison: Comparison) -> ResultTable | None:
     """Return the costs of each method over all corruptions; None if nothing was measured."""
     body = [
-        (Value(line["label"]), *(number_value(line[n], form) for n, (_, form) in COSTS.items()))
+        (
+            Value(line["label"]),
+            *(number_value(float(line[n]), form) for n, (_, form) in COSTS.items()),
+        )
         for line in comparison.lines.dropna(subset="milliseconds").to_dict("records")
     ]
     notes = (
