@@ -16,7 +16,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Literal, get_args
 
-from ttapca._checks import Number, OneOf, check_option
+from ttapca._checks import Number, OneOf, Whole, check_option
 from ttapca.benchmark import paper
 from ttapca.benchmark.measurement import not_measured
 from ttapca.benchmark.plan import Unit, units_of
@@ -411,6 +411,7 @@ def read_conditions(words: Sequence[str]) -> tuple[Condition, ...]:
             )
         if not severity.isdecimal():
             raise OptionError(f"A condition is NAME:SEVERITY, such as fog:4; found `{word}`.")
+        check_option("severity", int(severity), Whole(SEVERITIES[0], SEVERITIES[-1]))
         found += [(each, int(severity)) for each in find_all([name])]
     conditions = tuple(dict.fromkeys(found))
     check_held_out(conditions)
