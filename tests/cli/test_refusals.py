@@ -190,7 +190,7 @@ CALLS = {
         ("--timeout 0 --filter kept", 2, "`answer_seconds` must be"),
         ("--max-pixels 60000000 --filter kept", 2, "`max_pixels` must be"),
         ("--classes names --filter kept", 2, "a name for each of the 10 classes; names has 2"),
-        ("--classes none --filter kept", 2, "File 'none' does not exist"),
+        ("--classes none --filter kept", 2, "'none' does not exist"),
         ("--classes bytes --filter kept", 2, "must be text, one a line; bytes is not"),
         ("--filter kept --input x", 2, "--input takes a shape"),
         ("--filter kept --outputs binary", 2, "found --outputs binary for one with 10"),
