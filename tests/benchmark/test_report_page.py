@@ -18,15 +18,27 @@ from hypothesis import strategies as st
 
 from benchmark.synthetic_rows import (
     cell,
+    everything,
     failed,
     grid,
     observations,
     one_comparison,
     paper_grid,
     row,
+    without_bits,
 )
 from ttapca.benchmark import rows as records
-from ttapca.benchmark.report_page import SETTINGS, condensed, glossary, report
+from ttapca.benchmark.comparisons import comparisons
+from ttapca.benchmark.report_page import (
+    NOT_TESTED,
+    SETTINGS,
+    condensed,
+    glossary,
+    headline,
+    report,
+    title,
+)
+from ttapca.benchmark.rows import Row
 from ttapca.benchmark.tables import error_table
 from ttapca.methods import METHODS
 
@@ -81,6 +93,44 @@ def test_sections_are_there_when_they_have_something_to_say(page: str) -> None:
     assert not sections & set(ids(report([])))
     few = ids(report([row(cell("bn", "fog", data="digits", images=200))]))
     assert sections.intersection(few) == {"run", "tables", "cost", "reproduce"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (grid({"source": 40.0, "bn": 30.0, "tent": 20.0}), "Lowest mean error: tent 20.0 ±"),
+        (grid({"bn": 20.1, "tent": 20.0, "source": 40.0}),
+         "The lowest errors are not told apart: tent, bn"),
+        (grid({"bn": 20.1, "source": 20.0}),
+         "No method is shown to have a lower error than the untouched network"),
+        (grid({"bn": 30.0, "source": 20.0}),
+         "No method is shown to have a lower error than the untouched network"),
+        (grid({"bn": 30.0}), "Mean error: bn 30.0 ±"),
+        (without_bits(grid({"source": 40.0, "bn": 30.0, "tent": 20.0})),
+         "Lowest mean error: tent 20.0 %, source 40.0 % (not tested)"),
+        (without_bits(grid({"bn": 30.0, "source": 20.0})),
+         "No method is shown to have a lower error than the untouched network (not tested)"),
+        ([failed(cell("bn"))], "No method was measured on every corruption"),
+    ],
+)  # fmt: skip
+def test_the_title_says_what_was_found_and_no_more(rows: list[Row], words: str) -> None:
+    assert title(comparisons(rows)).replace("\u00a0", " ").startswith(words)
+    assert f"<h1>{title(comparisons(rows))}</h1>" in report(rows)
+
+
+def test_the_headline_says_what_was_not_tested_or_not_measured() -> None:
+    rows = everything()
+    text = headline(rows, comparisons(rows))
+    assert text.startswith("resnet20 on cifar10, severity 5, episodic, batches of 200, ")
+    assert NOT_TESTED in text
+    assert "Not measured on every corruption: tent." in text
+    assert text.endswith(f"2 of {len(rows)} measurements failed.")
+    tested = grid({"bn": 21.0, "tent": 20.0})
+    assert headline(tested, comparisons(tested)).endswith(
+        "±: 95\u00a0% interval over images. All 4 measurements finished."
+    )
+    alone = without_bits(grid({"bn": 21.0}))
+    assert NOT_TESTED not in headline(alone, comparisons(alone))
 
 
 def test_methods_and_settings_are_explained() -> None:

@@ -107,7 +107,7 @@ SERVICE = """
 from ttapca.cli import app
 from ttapca.benchmark.filters import usual_fit
 from ttapca.benchmark.network_source import NetworkSource, fingerprint
-from ttapca.serving import http_server, metrics, pool, rendering, service, stream_store
+from ttapca.serving import http_server, metrics, pool, service, stream_store
 fingerprint(NetworkSource("digits").load())
 """
 

@@ -35,13 +35,12 @@ def test_from_a_fit_to_a_filtered_prediction(digits: Path, command) -> None:
     filtered = f"{words} --json --method ttapca-relu --filter f"
     found = {
         given: json.loads(command(f"{filtered} {given}").out)
-        for given in ("", "--episodic", "--online", "--forgetting online", "--forgetting continual")
+        for given in ("", "--forgetting online", "--forgetting continual")
     }
     settings = " ".join(facts["setting"] for facts in found.values())
-    assert settings == "episodic episodic online online continual"
-    assert found["--online"]["parameters_adapted"] == 40
-    assert found["--online"]["entropy"] == found["--forgetting online"]["entropy"]
-    assert found["--online"]["entropy"] != found[""]["entropy"]
+    assert settings == "episodic online continual"
+    assert found["--forgetting online"]["parameters_adapted"] == 40
+    assert found["--forgetting online"]["entropy"] != found[""]["entropy"]
     text = command(f"{words} --limit 100").out
     assert text.startswith(f"{digits} on 100 images of digits (source)\n  error ")
     for part in ("calibration error", "images/s", "parameters adapted"):

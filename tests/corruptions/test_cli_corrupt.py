@@ -68,39 +68,23 @@ def test_the_table_is_chosen_by_size_or_by_name_and_said(data, make_images, tmp_
         with np.load(source) as stored:
             expected = corrupt(stored["images"], "contrast", 3, table=table)
         assert (np.load(to / "contrast.npy") == expected).all()
-    sheet = ["--sheet", str(tmp_path / "sheet.png"), *words[:2]]
-    assert run(["corrupt", data, *sheet, "--table", "imagenet-c"]) == 0
-    assert "severities of imagenet-c, as asked" in capsys.readouterr().err
-    with Image.open(tmp_path / "sheet.png") as drawn:
-        spoilt = np.asarray(drawn)[26 : 26 + 128 : 4, 152 : 152 + 128 : 4]
-    with np.load(data) as stored:
-        assert (spoilt == corrupt(stored["images"][:1], "contrast", 5, table="imagenet-c")).all()
 
 
-def test_a_sheet_of_fifteen_corruptions(data, textures, home, tmp_path, capsys):
+def test_downloaded_photographs_of_frost_are_taken(data, images, textures, home, tmp_path):
     (home / "frost").mkdir(parents=True)
     for name, texture in zip(TEXTURE_FILES, textures, strict=True):
         Image.fromarray(texture).save(home / "frost" / name)
-    sheet = tmp_path / "sheet.png"
-    assert run(["corrupt", data, "--sheet", str(sheet), "--image", "2"]) == 0
-    with Image.open(sheet) as drawn:
-        assert drawn.size == (4 * 140 + 12, 4 * 154 + 12)
-    for severities, columns in (("1-5", 6), ("1,3", 3)):
-        chosen = ["--severities", severities, "--corruptions", "fog,frost"]
-        assert run(["corrupt", data, "--sheet", str(sheet), *chosen]) == 0
-        with Image.open(sheet) as drawn:
-            assert drawn.size == (columns * 140 + 12, 2 * 154 + 12)
-    assert run(["corrupt", data, "--sheet", str(sheet), "--image", "12"]) == 2
-    assert "`--image` must be below the number of images, 12; found 12" in capsys.readouterr().err
+    to = tmp_path / "out"
+    words = ["--corruptions", "frost", "--severities", "5", "--jobs", "1"]
+    assert run(["corrupt", data, "--to", str(to), *words]) == 0
+    expected = corrupt(images, "frost", 5, textures=home / "frost")
+    assert (np.load(to / "frost.npy") == expected).all()
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([], 2, "takes either --to DIR or --sheet FILE; found neither"),
-        (["--to", "{out}", "--sheet", "x.png"], 2, "found both"),
-        (["--to", "{out}", "--image", "0"], 2, "--image would have no effect with --to DIR"),
-        (["--sheet", "x.png", "--limit", "3"], 2, "--limit would have no effect with --sheet FILE"),
+        ([], 2, "Missing option '--to'"),
         (["--to", "{out}", "--corruptions", "fogg"], 2, "Did you mean `fog`"),
         (["--to", "{out}", "--corruptions", "standart"], 2, "Did you mean `standard`"),
         (["--to", "{out}", "--corruptions", ","], 2, "at least one name"),
@@ -116,7 +100,6 @@ def test_a_sheet_of_fifteen_corruptions(data, textures, home, tmp_path, capsys):
             "`ttapca data get frost`",
         ),
         (["--to", "{file}/out", "--corruptions", "fog"], 1, "Cannot write to"),
-        (["--sheet", "{out}/sheet.png", "--corruptions", "fog"], 2, "there is no "),
     ],
 )
 def test_bad_calls_have_a_code_and_a_reason(data, tmp_path, capsys, words, code, message):

@@ -1,4 +1,4 @@
-"""`corrupt`: what it accepts, what the bytes of an image depend on; small images; the sheet."""
+"""`corrupt`: what it accepts, what the bytes of an image depend on; small images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ttapca.corruptions import CORRUPTIONS, STANDARD, corrupt, corrupt_any_size, find
-from ttapca.corruptions.apply import contact_sheet, needs_photographs
+from ttapca.corruptions.apply import needs_photographs
 from ttapca.corruptions.pixels import between, integers, normals, stream_key, uniforms
 from ttapca.errors import DataNotFoundError, OptionError, PixelTypeError, ShapeError
 
@@ -146,23 +146,6 @@ def test_random_numbers_become_what_is_needed():
     assert stats.kstest(values, "norm", args=(2.0, 3.0)).pvalue > 1e-4
     assert np.isfinite(normals(ends, 0.0, 1.0)).all()
     assert between(np.array([0.0, 0.5, 1.0]), -2.0, 4.0).tolist() == [-2.0, 1.0, 4.0]
-
-
-def test_a_contact_sheet_holds_the_images_enlarged(images, make_images):
-    sheet = np.asarray(contact_sheet(images[3], index=3, corruptions=["snow"], severities=[4]))
-    clean = sheet[26 : 26 + 128 : 4, 12 : 12 + 128 : 4]
-    snowy = sheet[26 : 26 + 128 : 4, 152 : 152 + 128 : 4]
-    assert (clean == images[3]).all()
-    assert (snowy == corrupt(images[3:4], "snow", 4, start=3)[0]).all()
-    assert (sheet[:26] < 255).any()  # the captions
-    large = contact_sheet(make_images(1, 150, 200)[0], corruptions=["contrast"])
-    assert large.size == (2 * 212 + 12, 176 + 12)  # not enlarged
-    small = contact_sheet(make_images(1, 33, 33)[0], corruptions=["elastic_transform"])
-    assert small.size == (2 * (33 * 3 + 12) + 12, 33 * 3 + 14 + 12 + 12)  # a caption is cut
-    with pytest.raises(OptionError, match="at least one corruption and one severity"):
-        contact_sheet(images[0], corruptions=[])
-    with pytest.raises(PixelTypeError, match="uint8"):
-        contact_sheet(images[0] / 255)
 
 
 @pytest.mark.parametrize("corruption", STANDARD)

@@ -41,7 +41,7 @@ def frame(rows: Measurements) -> DataFrame:
             `correct`, as an exported CSV does.
 
     Returns:
-        The fields of `Cell`, then those of `Outcome`. `error`, `calibration_error` and `entropy`
+        The fields of `Cell`, then of `Outcome`. `error`, `calibration_error` and `entropy`
         are NaN if the run failed; `error_stream` and `entropy_stream` hold tuples. Measurements
         that `ttapca tune` left out have no row.
 
@@ -89,19 +89,14 @@ class Conditions(NamedTuple):
 class Comparison:
     """All results that were measured under the same conditions.
 
-    Attributes:
-        conditions: The values that they share.
-        corruptions: The columns of the table, in the paper's order. Clean images are not among
-            them, unless nothing else was measured.
-        rows: The results; the column `line` has the number of each row's line.
+    `corruptions` are in the paper's order, without clean images unless nothing else was measured.
     """
 
     conditions: Conditions
     corruptions: tuple[str, ...]
-    rows: DataFrame
-    _standings: dict[tuple[str, ...], dict[int, Standing]] = field(
-        default_factory=dict, init=False, repr=False
-    )  # by corruptions: tables, figures and the headline ask again and again
+    rows: DataFrame  # with a column `line`: the number of each row's line
+    # By corruptions: tables, figures and the headline ask again and again.
+    _standings: dict[tuple[str, ...], dict[int, Standing]] = field(default_factory=dict, init=False)
 
     @cached_property
     def lines(self) -> DataFrame:
@@ -109,8 +104,7 @@ class Comparison:
 
         `mean` is the mean error over all corruptions and seeds, without seeds that lack a
         corruption, and `deviation` its standard deviation over seeds. `spread` is half the width of
-        its 95 % interval over images, or the deviation if that is not known (see `standings`).
-        `clean` is the error on clean images. Costs are over all corruptions.
+        its 95 % interval over images, or the deviation if that is not known.
         """
         done = self.rows[self.rows.error.notna() & self.rows.corruption.isin(self.corruptions)]
         seeds = self._whole(self.corruptions).groupby(["line", "seed"]).error.agg(_mean)
@@ -130,7 +124,7 @@ class Comparison:
             calibration_error=("calibration_error", "mean"),
             entropy=("entropy", "mean"),
         )
-        if self.conditions.setting in INTERLEAVED:  # each corruption has those of the whole stream
+        if self.conditions.setting in INTERLEAVED:  # each has the counts of the stream
             streams = done.groupby(["line", "seed"])[["updates", "skipped"]].max()
             costs = costs.assign(**streams.groupby("line").sum())
         lines = self.rows.groupby("line")[LINE].first()
@@ -161,11 +155,7 @@ class Comparison:
         return tuple(dict.fromkeys([*self.corruptions, *measured]))
 
     def standings(self, *names: str) -> dict[int, Standing]:
-        """Rank the lines by their mean errors over some corruptions, or all, on the same images.
-
-        Seeds that lack one of the corruptions are left out, and lines without any seed. Empty if it
-        is not known for some line which images were right: an earlier ttapca measured it.
-        """
+        """Rank the lines by their mean errors over some corruptions, or all; see `tallies`."""
         chosen = names or self.corruptions
         if chosen not in self._standings:
             tallies = self.tallies(*chosen)
@@ -174,10 +164,7 @@ class Comparison:
         return self._standings[chosen]
 
     def differences(self, reference: int, *names: str) -> dict[int, Difference]:
-        """Return by how much the errors of lines lie above that of a line, over the same images.
-
-        Arguments and result are as for `standings`; empty also if the reference has no error.
-        """
+        """Return by how much errors lie above that of a line; empty if that has none."""
         tallies = self.tallies(*names)
         if reference not in tallies:
             return {}
@@ -185,7 +172,11 @@ class Comparison:
         return dict(zip(tallies, found, strict=True))
 
     def tallies(self, *names: str) -> dict[int, ImageTally]:
-        """Return how often each line was wrong on each image, as for `standings`."""
+        """Return how often each line was wrong on each image.
+
+        Seeds that lack one of the corruptions are left out, and lines without any seed. Empty if it
+        is not known for some line which images were right: an earlier ttapca measured it.
+        """
         whole = self._whole(names or self.corruptions)
         if (whole.correct == b"").any():
             return {}
@@ -297,10 +288,7 @@ def shown_observations(
 
 
 def _spans(comparison: Comparison) -> dict[str, float]:
-    """Return the highest minus the lowest error of each corruption, without the untouched network.
-
-    Its distance to the methods tells how bad a corruption is, and not how methods differ.
-    """
+    """Return the highest minus the lowest error of methods under each corruption."""
     rows = comparison.rows[(comparison.rows.method != SOURCE) & comparison.rows.error.notna()]
     errors = rows.groupby(["corruption", "line"]).error.mean().groupby("corruption")
     spans: dict[str, float] = (errors.max() - errors.min()).to_dict()

@@ -140,8 +140,13 @@ def _heat_table(comparison: Comparison, reference: int) -> ResultTable:
         headings.insert(0, mean_heading(comparison.corruptions))
     heats = [abs(value.heat) for column in columns for value in column.values() if value.heat]
     scale = max([*heats, FULL_COLOUR])
+
+    def coloured(value: Value) -> Value:  # roots let small differences be seen
+        heat = value.heat and math.copysign(math.sqrt(abs(value.heat) / scale), value.heat)
+        return replace(value, heat=heat)
+
     body = [
-        (Value(label), *(_coloured(column.get(line, MISSING), scale) for column in columns))
+        (Value(label), *(coloured(column.get(line, MISSING)) for column in columns))
         for line, label in comparison.lines.label.items()
         if line != reference
     ]
@@ -157,18 +162,11 @@ def _heat_table(comparison: Comparison, reference: int) -> ResultTable:
     return ResultTable(title, ("method", *headings), tuple(body), notes)
 
 
-def _coloured(value: Value, scale: float) -> Value:
-    """Bring the colour of a value to the scale of the table; roots let small ones be seen."""
-    if value.heat is None:
-        return value
-    return replace(value, heat=math.copysign(math.sqrt(abs(value.heat) / scale), value.heat))
-
-
 def class_table(comparison: Comparison, labels: Sequence[ClassLabels]) -> ResultTable | None:
     """Return the error of each method on the images of each class, a line for each class.
 
-    Of many classes, those are shown in which methods differ most. None with fewer than two classes,
-    or if the file has no classes of images, or no bits of predictions.
+    Of many classes, the ones with the largest differences between methods are shown. None with
+    fewer than two classes, or if the file has no classes of images, or no bits of predictions.
     """
     ours, tallies = comparison.conditions, comparison.tallies()
     found = [each for each in labels if (each.data, len(each.numbers)) == (ours.data, ours.images)]

@@ -1,4 +1,4 @@
-"""The figures of a report and of a search, drawn with matplotlib."""
+"""The figures of a report, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    # These need torch.
-    from ttapca.benchmark.search import Choices, Range, SearchSpace
-    from ttapca.benchmark.tuning import Trial, Tuned
-
 ERROR = "mean error [%]"
 PICKED = (
     " Of a method with several ranks or numbers of steps, the one nearest to the paper's "
@@ -54,33 +50,17 @@ POINTS = 160  # of a spectrum, spaced evenly on a logarithmic axis
 LEAST_SPAN = 2.0  # percent; less is not magnified, because it would show chance as a difference
 SCATTER_HEIGHT = 3.3  # inches
 MARGIN = 0.08  # of the span, on each side of the points
-FAR = 4.0  # times the lowest error of a search; the axis is logarithmic if there are higher ones
-ACROSS = 3  # panels of a search beside one another
-PANEL_WIDTH, PANEL_HEIGHT = 2.9, 2.5  # inches
-TRIAL_LOOKS: dict[str, dict[str, Any]] = {
-    "finished": {"color": svg.PALETTE[0], "marker": "o", "alpha": 0.75},
-    "left early": {"color": svg.PALETTE[6], "marker": "v", "fillstyle": "none"},
-    "best": {"color": svg.PALETTE[1], "marker": "*", "markersize": 12},
-}
 
 
 @dataclass(frozen=True, eq=False)
 class ReportFigure:
-    """One figure.
-
-    Attributes:
-        name: A word for it, which no other figure of the same results has.
-        title: Its subject in a few words.
-        caption: The results that it is made from.
-        drawing: The matplotlib figure, to be changed or saved in any format.
-        setting: Of the results; a title names it if figures of several settings share theirs.
-    """
+    """One figure; its name is a word that no other figure of the same results has."""
 
     name: str
     title: str
     caption: str
-    drawing: Figure
-    setting: str = ""
+    drawing: Figure  # of matplotlib, to be changed or saved in any format
+    setting: str = ""  # a title names it if figures of several settings share theirs
 
 
 def figures(rows: Measurements, observations: Sequence[Observation] = ()) -> list[ReportFigure]:
@@ -103,8 +83,8 @@ def figures(rows: Measurements, observations: Sequence[Observation] = ()) -> lis
         drawn = [
             *(_sweep(each, option, styles) for option in ("components", "steps") for each in found),
             *_batch_sizes(found, styles),
-            *(_parameters(each, styles) for each in _largest_of_each(found)),
-            *(_cost(each, styles) for each in _largest_of_each(found)),
+            *(_scatter(each, "parameters", styles) for each in _largest_of_each(found)),
+            *(_scatter(each, "cost", styles) for each in _largest_of_each(found)),
             *(_entropy(each, styles) for each in _largest_of_each(streams)),
             *_spectra(observations, found, styles),
         ]
@@ -122,10 +102,8 @@ def figures(rows: Measurements, observations: Sequence[Observation] = ()) -> lis
 
 def _largest_of_each(found: Sequence[Comparison]) -> list[Comparison]:
     """Return the largest comparison of each network and data set."""
-    groups: dict[tuple[str, ...], list[Comparison]] = {}
-    for each in found:
-        groups.setdefault(each.conditions[:3], []).append(each)  # network, weights, data
-    return [largest(group) for group in groups.values()]
+    keys = dict.fromkeys(each.conditions[:3] for each in found)  # network, weights, data
+    return [largest([each for each in found if each.conditions[:3] == key]) for key in keys]
 
 
 def _caption(comparison: Comparison, spread: str = "bars") -> str:
@@ -296,24 +274,16 @@ def _draw_spectrum(axes: Axes, values: Sequence[float], **style: Any) -> None:
 # Points with their names at the side -------------------------------------------------------------
 
 
-def _parameters(comparison: Comparison, styles: dict[str, int]) -> ReportFigure | None:
-    label, title = "parameters adapted", "Error against parameters adapted"
-    return _scatter(comparison, "parameters", "parameters", label, title, styles)
-
-
-def _cost(comparison: Comparison, styles: dict[str, int]) -> ReportFigure | None:
-    column, label = "milliseconds", "milliseconds per image"
-    if comparison.lines.times_source.notna().any():
-        column, label = "times_source", "time per image (source = 1)"
-    return _scatter(comparison, "cost", column, label, "Error against cost", styles)
-
-
-def _scatter(
-    comparison: Comparison, name: str, column: str, label: str, title: str, styles: dict[str, int]
-) -> ReportFigure | None:
+def _scatter(comparison: Comparison, name: str, styles: dict[str, int]) -> ReportFigure | None:
     """Draw one point for each method; names and errors stand at the side, the highest first."""
     from matplotlib.figure import Figure
 
+    column, label = "milliseconds", "milliseconds per image"
+    if name == "parameters":
+        column, label = name, "parameters adapted"
+    elif comparison.lines.times_source.notna().any():
+        column, label = "times_source", "time per image (source = 1)"
+    title = f"Error against {'cost' if name == 'cost' else label}"
     whole = comparison.lines.dropna(subset=["mean", column])
     shown = nearest_to_paper(whole, FAMILY)
     if shown[column].nunique() < 2:  # nothing to compare the error with
@@ -352,78 +322,3 @@ def _scale_x(axes: Axes, values: Series) -> None:
         svg.label_plainly(axes.xaxis)
         decades = range(1, 1 + int(math.log10(top)))
         axes.set_xticks([0, *(10**each for each in decades[:: math.ceil(len(decades) / 3)])])
-
-
-# A search ----------------------------------------------------------------------------------------
-
-
-def tuning_figure(tuned: Tuned, space: SearchSpace) -> ReportFigure:
-    """Draw the mean error of all trials against each option that has several values."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    groups: dict[str, list[Trial]] = {name: [] for name in TRIAL_LOOKS}
-    for trial in tuned.trials:
-        if trial.status != "failed":
-            look = "finished" if trial.status == "done" else "left early"
-            groups["best" if trial is tuned.best else look].append(trial)
-    several = [name for name, each in space.options.items() if each.count != 1]
-    names = several or list(space.options)
-    across = min(ACROSS, len(names))
-    down = math.ceil(len(names) / across)
-    size = (max(svg.WIDTH, PANEL_WIDTH * across), PANEL_HEIGHT * down + 2 * svg.LEGEND_LINE)
-    source = tuned.source.mean
-    with mpl.rc_context(svg.STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        panels = figure.subplots(down, across, sharey=True, squeeze=False)
-        for axes, name in zip(panels.flat, names, strict=False):
-            _draw_trials(axes, name, space.options[name], groups)
-            if source is not None:
-                axes.axhline(source, color=svg.INK, linestyle=(0, (4, 2)), label="source")
-        for axes in panels[:, 0]:
-            axes.set_ylabel(ERROR)
-        shown = (tuned.source, *groups["finished"], *groups["best"])
-        means = [trial.mean for trial in shown if trial.mean is not None]
-        if means and 0 < FAR * min(means) < max(means):  # bad trials would squeeze the good ones
-            panels.flat[0].set_yscale("log")
-            svg.label_plainly(panels.flat[0].yaxis)
-        for axes in panels.flat[len(names) :]:
-            axes.set_visible(False)
-        handles, labels = panels.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=5)
-    caption = (
-        f"{len(tuned.trials):,} trials, mean error over {len(tuned.conditions)} held-out "
-        f"conditions of {tuned.images:,} images, seed {tuned.seed}. Other options vary as well. "
-        "Trials that were left early are marked at the upper edge, without their error."
-    )
-    return ReportFigure("tuning", f"Error of {tuned.method} against its options", caption, figure)
-
-
-def _draw_trials(
-    axes: Axes, name: str, values: Choices | Range, groups: dict[str, list[Trial]]
-) -> None:
-    """Draw the trials against one option."""
-    from ttapca.benchmark.search import Range
-
-    for look, trials in groups.items():
-        if not trials:
-            continue
-        x = [trial.options[name] for trial in trials]
-        if not isinstance(values, Range):
-            x = [values.values.index(each) for each in x]
-        y, style = [trial.mean or 0.0 for trial in trials], TRIAL_LOOKS[look]
-        if look == "left early":  # at the edge: their means are over fewer conditions
-            y = [1.0] * len(x)
-            style = {**style, "transform": axes.get_xaxis_transform(), "clip_on": False}
-        axes.plot(x, y, linestyle="none", label=look, **style)
-    axes.set_xlabel(name)
-    if isinstance(values, Range):
-        axes.set_xscale("log" if values.log else "linear")
-        room = (values.high / values.low) ** MARGIN if values.log else 1.0
-        span = 0.0 if values.log else MARGIN * (values.high - values.low)
-        axes.set_xlim(values.low / room - span, values.high * room + span)
-        svg.label_plainly(axes.xaxis)
-    else:
-        texts = [f"{each:g}" if isinstance(each, float) else str(each) for each in values.values]
-        axes.set_xticks(range(len(texts)), texts)
-        axes.set_xlim(-0.5, len(texts) - 0.5)

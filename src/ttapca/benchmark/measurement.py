@@ -10,12 +10,9 @@ import io
 import json
 import os
 import platform
-import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +25,7 @@ from torch import Tensor
 from ttapca import __version__
 from ttapca.adaptation.adapter import Adapter
 from ttapca.benchmark.plan import Unit
-from ttapca.benchmark.rows import CLEAN, Cell, Observation, Outcome, Row, Status
+from ttapca.benchmark.rows import Cell, Observation, Outcome, Row, Status
 from ttapca.benchmark.streams import FORGETTING, segments
 from ttapca.benchmark.subject import Subject
 from ttapca.datasets import Images, TensorBatches, to_tensor
@@ -66,7 +63,7 @@ def run_unit(
     try:
         found = measure(unit, subject, images, watch)
     except Exception as error:  # whatever a method or a network may raise
-        return not_measured(unit, "failed", _in_words(error), command), []
+        return not_measured(unit, "failed", f"{type(error).__name__}: {error}", command), []
     rows = _rows(unit, [values for values, _ in found], "done", "", command)
     return rows, [observation for _, observation in found if observation is not None]
 
@@ -74,10 +71,6 @@ def run_unit(
 def not_measured(unit: Unit, status: Status, reason: str, command: str) -> list[Row]:
     """Return the rows of a unit without measured values."""
     return _rows(unit, [NOTHING] * len(unit.cells), status, reason[:LONGEST_REASON], command)
-
-
-def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _rows(
@@ -121,8 +114,10 @@ def measure(
                 own = corruption == number
                 evaluation = predictions.evaluation(torch.from_numpy(own))
                 values = {name: getattr(evaluation, name) for name in EVALUATED}
+                correct = np.zeros(len(labels), dtype=bool)  # in the order of the images
+                correct[segment[own] % len(labels)] = predictions.correct.numpy()[own]
                 values |= {
-                    "correct": _packed(predictions.correct.numpy()[own], segment[own], len(labels)),
+                    "correct": np.packbits(correct).tobytes(),
                     "updates": adapter.updates - updates,
                     "skipped": adapter.skipped - skipped,
                     "parameters": adapter.n_parameters,
@@ -133,17 +128,6 @@ def measure(
                     observation = observe(own_cell, adapter, subject, images, segment[own])
                 found.append((values, observation))
     return found
-
-
-def _packed(correct: NDArray[np.bool_], numbers: NDArray[np.int64], images: int) -> bytes:
-    """Return which images were predicted right, in the order of the images, as packed bits.
-
-    `numbers` has the images in the order of the stream; those of another corruption are `images`
-    further on.
-    """
-    in_order = np.zeros(images, dtype=bool)
-    in_order[numbers % images] = correct
-    return np.packbits(in_order).tobytes()
 
 
 @contextmanager
@@ -172,25 +156,6 @@ def adapted(cell: Cell, subject: Subject) -> Iterator[Adapter]:
         yield adapter
     finally:
         adapter.detach()
-
-
-def estimate_seconds(units: Sequence[Unit], subject: Subject) -> tuple[float, dict[str, str]]:
-    """Estimate the seconds of these units without making the images; say which methods fail."""
-    images: dict[Cell, int] = defaultdict(int)
-    for unit in units:  # corruption and order hardly change the speed
-        images[replace(unit.cells[0], corruption=CLEAN, severity=0, seed=0)] += unit.images
-    seconds, failures = 0.0, dict[str, str]()
-    for cell, count in images.items():
-        batch = to_tensor(subject.source.clean.images[: cell.batch_size])
-        try:
-            with adapted(cell, subject) as adapter:
-                adapter(batch[:2])  # the first call allocates and loads
-                start = time.perf_counter()
-                adapter(batch)
-                seconds += count * (time.perf_counter() - start) / len(batch)
-        except Exception as error:  # whatever it raises, the run finds it again and goes on
-            failures[cell.method] = _in_words(error)
-    return seconds, failures
 
 
 # The filter ---------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +21,6 @@ from ttapca.datasets import DIGITS
 from ttapca.errors import OptionError, UntrainedWarning
 from ttapca.networks.external import call_factory, is_factory
 from ttapca.networks.network import (
-    ImageNetwork,
     Normalisation,
     NormalisedNetwork,
     looks_untrained,
@@ -71,18 +71,21 @@ class NetworkSource:
         """
         made = is_factory(self.name)
         self.refuse(*(("architecture", "eps") if made else ("weights",)))
-        if made and self.any_size:
-            raise OptionError(
-                f"`any_size=` has no meaning for `{self.name}`: your own network is given images "
-                "of any size."
-            )
         if made:
+            if self.any_size:
+                raise OptionError(
+                    f"`any_size=` has no meaning for `{self.name}`: your own network is given "
+                    "images of any size."
+                )
             network = call_factory(self.name)
             network = networks.load_weights(network, self.weights) if self.weights else network
             if self.normalisation is not None:
                 network = NormalisedNetwork(network, self.normalisation)
         else:
-            network = self._from_file(assumed)
+            options: Any = {"normalisation": self.normalisation or assumed, "eps": self.eps}
+            network = networks.load(self.file, self.architecture, **options)
+            if self.any_size:
+                network.take_any_size()
         if doubt and (reason := self._doubt(network)):
             other = "trained" if self.weights is None else "other"
             advice = f"Give {other} ones with `weights=`." if made else "Name a file of others."
@@ -94,13 +97,6 @@ class NetworkSource:
         for name in names:
             if getattr(self, name) is not None:
                 raise OptionError(f"`{name}=` has no meaning for `{self.name}`.")
-
-    def _from_file(self, assumed: str | None) -> ImageNetwork:
-        stated = self.normalisation or assumed
-        network = networks.load(self.file, self.architecture, normalisation=stated, eps=self.eps)
-        if self.any_size:
-            network.take_any_size()
-        return network
 
     @property
     def shipped_filter(self) -> Path | None:
@@ -158,10 +154,6 @@ def fingerprint(network: nn.Module) -> str:
 
     Buffers outside the state dict count too: one of them normalises the images. So do settings that
     are in no tensor, such as the `eps` of norms.
-
-    Example:
-        >>> fingerprint(nn.Identity())
-        'e3b0c44298fc1c14'
     """
     digest = hashlib.sha256()
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):

@@ -35,30 +35,20 @@ _WAYS_TO_A_NETWORK = {
 class PaperRow:
     """One method of one of the two tables.
 
-    Attributes:
-        table: 1 (episodic) or 2 (online).
-        setting: `episodic` or `online`.
-        data: `cifar10` or `cifar100`.
-        method: Its name in this library.
-        printed_name: Its name in the paper.
-        printed_mean: The mean as printed.
-        errors: In percent, by corruption, in the paper's order.
-        spreads: The printed standard deviations, by corruption.
-
     Example:
         >>> tent = paper_row("cifar10", "episodic", "tent")
         >>> tent.errors["fog"], round(tent.mean, 2), tent.printed_mean, tent.mean_differs
         (15.23, 20.42, 19.96, True)
     """
 
-    table: int
+    table: int  # 1 (episodic) or 2 (online)
     setting: str
-    data: str
-    method: str
+    data: str  # cifar10 or cifar100
+    method: str  # its name in this library
     printed_name: str
     printed_mean: float
-    errors: Mapping[str, float]
-    spreads: Mapping[str, float]
+    errors: Mapping[str, float]  # in percent, by corruption, in the paper's order
+    spreads: Mapping[str, float]  # the printed standard deviations, by corruption
 
     @property
     def mean(self) -> float:
@@ -73,12 +63,7 @@ class PaperRow:
 
 @cache
 def paper_rows() -> tuple[PaperRow, ...]:
-    """Return every row of both tables, in the paper's order.
-
-    Example:
-        >>> len(paper_rows())  # five methods on each data set in Table 1, three in Table 2
-        16
-    """
+    """Return every row of both tables, in the paper's order."""
     content = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     found = []
     for entry in content["row"]:
@@ -88,12 +73,7 @@ def paper_rows() -> tuple[PaperRow, ...]:
 
 
 def paper_row(data: str, setting: str, method: str) -> PaperRow | None:
-    """Return one row, or None if the paper has none; `CIFAR-10-C` is the same as `cifar10`.
-
-    Example:
-        >>> paper_row("digits", "episodic", "tent") is None
-        True
-    """
+    """Return one row, or None if the paper has none; `CIFAR-10-C` is the same as `cifar10`."""
     name = data.lower().replace("-", "").replace("_", "").removesuffix("c")
     wanted = (name, setting, method)
     return next((r for r in paper_rows() if (r.data, r.setting, r.method) == wanted), None)
@@ -102,11 +82,7 @@ def paper_row(data: str, setting: str, method: str) -> PaperRow | None:
 def needed_for_the_papers_setting(
     data: str, network: nn.Module, corrupted: Path | None, images: int | None
 ) -> list[str]:
-    """Return a sentence for each difference to the paper's setting, with the way to get it.
-
-    Corrupted images without a folder are made in memory. For data that the paper does not have,
-    there are no sentences.
-    """
+    """Return a sentence for each difference to the paper's setting; none for data it lacks."""
     from ttapca.datasets.cifar import read_manifest
 
     if data not in _WAYS_TO_A_NETWORK:

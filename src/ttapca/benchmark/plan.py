@@ -116,7 +116,14 @@ class Plan:
             registration(method)
         for method, options in self.method.items():
             check_method_options(method, options)
-        _check_size(self)
+        lists = (self.methods, self.corruptions, self.severities, self.settings, self.seeds)
+        beside = (self.batch_sizes, self.steps or (1,), self.components or (1,))
+        count = math.prod(map(len, (*lists, *beside)))
+        if count > MOST_MEASUREMENTS:
+            raise OptionError(
+                f"A plan asks for at most {MOST_MEASUREMENTS:,} measurements, the product of its "
+                f"lists; found {count:,}. Make several plans, which can share a file of results."
+            )
 
     def changed(self, **values: Any) -> Plan:
         """Return the same plan with other values; None leaves a value as it is.
@@ -204,10 +211,7 @@ def preset_file(name: str) -> Path:
 
 
 def read_plan(path: Path | str) -> Plan:
-    """Read a plan from a TOML file.
-
-    Args:
-        path: The file: the attributes of `Plan` as keys, options of methods under `[method.NAME]`.
+    """Read a plan from a TOML file: attributes as keys, options under `[method.NAME]`.
 
     Raises:
         DataNotFoundError: There is no such file.
@@ -239,15 +243,10 @@ def plan_of(values: Mapping[str, Any], path: Path | str) -> Plan:
 
 @dataclass(frozen=True)
 class Unit:
-    """One measurement, or several that share an adaptation and are saved together.
+    """One measurement, or several that share an adaptation and are saved together."""
 
-    Attributes:
-        cells: The measurements; they differ in corruption and severity only.
-        note: Follows the title, such as the options of a trial.
-    """
-
-    cells: tuple[Cell, ...]
-    note: str = ""
+    cells: tuple[Cell, ...]  # they differ in corruption and severity only
+    note: str = ""  # follows the title, such as the options of a trial
 
     @property
     def conditions(self) -> list[Condition]:
@@ -303,10 +302,18 @@ def units_of(
     `stream` has the conditions that share an adaptation: one, unless the settings join several. The
     corruptions and severities of the plan do not count.
     """
-    ranks = plan.components or (_usual_rank(subject),)
+    rank, fitted = paper.COMPONENTS, subject.fitted
+    if fitted is not None:  # all cosines: they cost nothing, and noise shows in the last of them
+        every = fitted.n_components_
+        rank = every if fitted.route == "dct" else min(rank, every)
     units: list[Unit] = []
-    for seed, size, setting, rank, steps, method in product(
-        plan.seeds, plan.batch_sizes, settings, ranks, plan.steps or (None,), plan.methods
+    for seed, size, setting, components, steps, method in product(
+        plan.seeds,
+        plan.batch_sizes,
+        settings,
+        plan.components or (rank,),
+        plan.steps or (None,),
+        plan.methods,
     ):
         corrupted = subject.source.name
         if setting in JOINT:  # each depends on all the others
@@ -321,7 +328,7 @@ def units_of(
             "batch_size": size,
             "images": len(subject.source.clean),
             "seed": seed,
-            **_method_facts(plan, subject, method, rank, steps),
+            **_method_facts(plan, subject, method, components, steps),
         }
         cells = (Cell(corruption=name, severity=at, **shared) for name, at in stream)
         units.append(Unit(tuple(cells)))
@@ -343,22 +350,12 @@ def _among(stream: Sequence[Condition]) -> str:
     return AMONG + " ".join(names) + at
 
 
-def _usual_rank(subject: Subject) -> int:
-    """Return how many components a filter has if the plan does not say it."""
-    fitted = subject.fitted
-    if fitted is None:
-        return paper.COMPONENTS
-    # All cosines: they cost nothing, and noise shows in the last of them.
-    cosines = fitted.route == "dct"
-    return fitted.n_components_ if cosines else min(paper.COMPONENTS, fitted.n_components_)
-
-
 def _method_facts(
     plan: Plan, subject: Subject, method: str, components: int, steps: int | None
 ) -> dict[str, Any]:
-    """Return the part of a cell that depends on the method.
+    """Return the part of a cell that depends on the method, which is made for this.
 
-    The method is made for this: it knows the steps and the learning rate that a plan leaves open.
+    It knows the steps and the learning rate that a plan leaves open.
     """
     found = registration(method)
     given = dict(plan.method.get(method, {}))
@@ -381,16 +378,6 @@ def _method_facts(
         "steps": getattr(made, "steps", 0),
         "lr": getattr(made, "lr", 0.0),
     }
-
-
-def _check_size(plan: Plan) -> None:
-    lists = (plan.methods, plan.corruptions, plan.severities, plan.settings, plan.batch_sizes)
-    count = math.prod(map(len, (*lists, plan.seeds, plan.steps or (1,), plan.components or (1,))))
-    if count > MOST_MEASUREMENTS:
-        raise OptionError(
-            f"A plan asks for at most {MOST_MEASUREMENTS:,} measurements, the product of its "
-            f"lists; found {count:,}. Make several plans of it; they can share one file of results."
-        )
 
 
 def check_method_options(method: str, options: Mapping[str, Any], where: str = "A plan") -> None:

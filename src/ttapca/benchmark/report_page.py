@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttapca import __version__
 from ttapca.benchmark.comparisons import (
+    SOURCE,
     Comparison,
     Measurements,
     comparisons,
@@ -29,20 +30,23 @@ from ttapca.benchmark.difference_tables import (
     paper_tables,
 )
 from ttapca.benchmark.figures import figures
-from ttapca.benchmark.findings import deployment, headline, question, title
 from ttapca.benchmark.rows import CHANGE_EVERY, JOINT, ClassLabels, Observation, Row
-from ttapca.benchmark.svg import PALETTE, look, page_colours, page_svg, styles_of
+from ttapca.benchmark.svg import PALETTE, page_colours, page_svg, styles_of
 from ttapca.benchmark.tables import (
     cost_table,
     error_table,
     failure_table,
     full_name,
+    mean_value,
     setting_tables,
 )
+from ttapca.support.progress import counted
 
 if TYPE_CHECKING:  # it needs torch, which a page does not
     from ttapca.benchmark.demo_report import RepairedImage
 
+NOTHING = "Nothing has been measured yet"
+NOT_TESTED = "Differences were not tested: it is not known which images were predicted right."
 PAGE = Path(__file__).with_name("page")
 SETTINGS = {
     "episodic": "adaptation starts anew at each batch",
@@ -74,12 +78,8 @@ def report(
 ) -> str:
     """Write the page: one HTML file that needs no other.
 
-    Args:
-        rows: As `Results.rows()` returns them.
-        observations: From the same file, for spectra and images before and after the filter.
-        remember: A line that the page begins with; none by default.
-        repaired: Images to show, whose prediction a method turned from wrong to right.
-        labels: As `Results.labels()` returns them, for errors by class.
+    Rows, observations (spectra, and images before and after the filter) and labels (for errors by
+    class) are those of one file of results. A page may begin with a line to `remember`.
 
     Example:
         >>> "Nothing has been measured yet." in report([])
@@ -90,7 +90,7 @@ def report(
 
     every = frame(rows)
     found = comparisons(every)
-    full, (choice, choices) = _full(found), deployment(found)
+    full = _full(found)
     script, style = (
         (PAGE / name).read_text(encoding="utf-8") for name in ("report.js", "report.css")
     )
@@ -101,13 +101,13 @@ def report(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"full_name": full_name, "data_uri": _data_uri}
+    environment.filters |= {
+        "full_name": full_name,
+        "data_uri": lambda png: f"data:image/png;base64,{base64.b64encode(png).decode()}",
+    }
     # `Markup` goes into the page as it is: all of it is our own.
     return environment.get_template("report.html").render(
         title=title(found),
-        question=question(found),
-        choice=choice,
-        choices=choices,
         version=__version__,
         headline=headline(every, found),
         remember=remember.replace(" %", "\u00a0%"),
@@ -133,6 +133,50 @@ def report(
     )
 
 
+def title(found: Sequence[Comparison]) -> str:
+    """Return the finding of the largest comparison; the lowest error is one that is told apart."""
+    if not found:
+        return NOTHING
+    comparison = largest(found)
+    lines, standings = comparison.lines, comparison.standings()
+    ranked = lines["mean"].dropna().sort_values(kind="stable").index.tolist()
+    first = [line for line in ranked if standings and standings[line].rank == 1] or ranked[:1]
+    tested = "" if standings else " (not tested)"
+
+    def named(chosen: Sequence[int]) -> str:
+        pairs = (f"{lines.label[line]} {mean_value(comparison, line).text} %" for line in chosen)
+        return ", ".join(pair.replace(" ", "\u00a0") for pair in pairs)
+
+    if not ranked:
+        return "No method was measured on every corruption"
+    if len(ranked) == 1:
+        return f"Mean error: {named(ranked)}"
+    if SOURCE in set(lines.method[first]):
+        return f"No method is shown to have a lower error than the untouched network{tested}"
+    if len(first) > 1:
+        return f"The lowest errors are not told apart: {', '.join(lines.label[first])}"
+    source = [line for line in ranked if lines.method[line] == SOURCE][:1]
+    return f"Lowest mean error: {named([*first, *source])}{tested}"
+
+
+def headline(rows: Measurements, found: Sequence[Comparison]) -> str:
+    """Return the conditions of the largest comparison, and how many measurements failed."""
+    if not found:
+        return f"{NOTHING}."
+    comparison = largest(found)
+    parts = [f"{comparison.conditions.title}."]
+    if comparison.standings():
+        parts.append("±: 95\u00a0% interval over images.")
+    elif comparison.lines["mean"].count() > 1:
+        parts.append(NOT_TESTED)
+    if unranked := comparison.lines.label[comparison.lines["mean"].isna()].tolist():
+        parts.append(f"Not measured on every corruption: {', '.join(unranked)}.")
+    statuses = frame(rows).status
+    failed, count = int((statuses == "failed").sum()), counted(len(statuses), "measurement")
+    parts.append(f"{failed:,} of {count} failed." if failed else f"All {count} finished.")
+    return " ".join(parts)
+
+
 def facts(rows: Measurements) -> dict[str, list[str]]:
     """Return the values that occur in the cells, by name, in the order in which they do."""
     every = frame(rows)
@@ -140,6 +184,12 @@ def facts(rows: Measurements) -> dict[str, list[str]]:
         return {}
     filtered = every[every.components > 0]
     ended = [f"{each[:16].replace('T', ' ')} UTC" for each in sorted(every.finished)]
+    hours, minutes = divmod(round(every.seconds.sum() / 60), 60)
+    spent = f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+    def pairs(words: dict[str, str]) -> str:
+        return ", ".join(f"{name} {value}" for name, value in words.items())
+
     told: dict[str, Iterable[str]] = {
         "network": every.model + " (weights " + every.weights + ")",
         "data": every.data + " (" + every.corrupted + ")",
@@ -151,23 +201,12 @@ def facts(rows: Measurements) -> dict[str, list[str]]:
         "batch sizes": every.batch_size.astype(str),
         "seeds": every.seed.astype(str),
         "filter": filtered.components.map("{:,} components at ".format) + filtered.layer,
-        "machine": every.machine.map(_pairs),
-        "versions": every.versions.map(_pairs),
+        "machine": every.machine.map(pairs),
+        "versions": every.versions.map(pairs),
         "when": [f"{ended[0]} to {ended[-1]}"],
-        "time in the methods": [_duration(every.seconds.sum())],
+        "time in the methods": [spent if spent != "0 min" else f"{every.seconds.sum():.1f} s"],
     }
     return {name: list(dict.fromkeys(values)) for name, values in told.items()}
-
-
-def _pairs(words: dict[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in words.items())
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
 def glossary(rows: Measurements) -> list[tuple[str, str]]:
@@ -182,7 +221,12 @@ def glossary(rows: Measurements) -> list[tuple[str, str]]:
 
 def condensed(commands: Iterable[str]) -> list[str]:
     """Join commands that differ in one list only; together they run the same measurements."""
-    found = [_words(command) for command in dict.fromkeys(commands)]
+    found = []
+    for command in dict.fromkeys(commands):
+        try:
+            found.append(shlex.split(command) or [command])
+        except ValueError:  # quotes that do not close: not one of ours, so it stays as it is
+            found.append([command])
     for option in LISTS:
         # By place of the value and all other words: the values.
         groups: dict[tuple[int, tuple[str, ...]], dict[str, None]] = {}
@@ -197,13 +241,6 @@ def condensed(commands: Iterable[str]) -> list[str]:
             for (at, others), values in groups.items()
         ]
     return [shlex.join(words) if len(words) > 1 else words[0] for words in found]
-
-
-def _words(command: str) -> list[str]:
-    try:
-        return shlex.split(command) or [command]
-    except ValueError:  # quotes that do not close: not one of ours, so it stays as it is
-        return [command]
 
 
 def _full(found: Sequence[Comparison]) -> list[Comparison]:
@@ -222,15 +259,18 @@ def _full(found: Sequence[Comparison]) -> list[Comparison]:
 def _bars(comparison: Comparison) -> list[dict[str, Any]]:
     """Return the mean errors to be compared at a glance, the best first."""
     lines = comparison.lines.dropna(subset="mean").sort_values("mean", kind="stable")
-    error, ranked = lines["mean"], comparison.standings()
-    share = 100 * error / (error.max() or 1.0)  # of the longest bar
-    best = [ranked[at].rank == 1 if ranked else error[at] == error.min() for at in lines.index]
-    spread = [f" ±{ranked[at].error.half_width:.1f}" if ranked else "" for at in lines.index]
-    styles = styles_of(lines.method)
-    colour = [look(styles[method])["color"] for method in lines.method]
-    series = [PALETTE.index(each) for each in colour]
-    shown = lines.assign(error=error, share=share, best=best, spread=spread, series=series)
-    return list(shown[["label", "error", "share", "best", "spread", "series"]].to_dict("records"))
+    ranked, styles = comparison.standings(), styles_of(lines.method)
+    return [
+        {
+            "label": line.label,
+            "error": line.mean,
+            "share": 100 * line.mean / (lines["mean"].max() or 1.0),  # of the longest bar
+            "best": ranked[at].rank == 1 if ranked else line.mean == lines["mean"].min(),
+            "spread": f" ±{ranked[at].error.half_width:.1f}" if ranked else "",
+            "series": styles[line.method] % len(PALETTE),
+        }
+        for at, line in zip(lines.index, lines.itertuples(), strict=True)
+    ]
 
 
 def _examples(
@@ -245,7 +285,3 @@ def _examples(
             strips.setdefault(f"after {each.cell.method}", each.after)
         found[corruption] = strips
     return found
-
-
-def _data_uri(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()

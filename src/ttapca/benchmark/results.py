@@ -16,18 +16,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from ttapca._checks import Record, Rule, Text, Whole, conform, shown
+from ttapca._checks import Record, Rule, Text, conform, shown
 from ttapca.benchmark import results_layout as layout
 from ttapca.benchmark.results_layout import CORRECT, KEY, LAYOUT, MEASURED, SPECTRA, STAGES
-from ttapca.benchmark.rows import (
-    Cell,
-    ClassLabels,
-    Fingerprint,
-    Observation,
-    Outcome,
-    Row,
-    Status,
-)
+from ttapca.benchmark.rows import Cell, ClassLabels, Fingerprint, Observation, Outcome, Row, Status
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, StorageError
 from ttapca.support.disk import queued
 from ttapca.support.parsing import parse_json
@@ -62,9 +54,8 @@ class Results:
                 f"There is no file of results at {self.path}. `ttapca bench` writes one."
             )
         with self._errors_explained():
-            self._connection = (
-                layout.reader(self.path) if readonly else layout.connection(self.path)
-            )
+            opened = layout.reader if readonly else layout.connection
+            self._connection = opened(self.path)
         try:
             with self._errors_explained():
                 self._open(readonly)
@@ -102,14 +93,13 @@ class Results:
         ):
             self._check({"stage": stage, "png": png}, layout.PICTURE)
             pictures.setdefault((result, stage), []).append(png)
-        names = ", ".join((*KEY, *SPECTRA))
         found = []
         for stored in self._read(
-            f"SELECT id, {names} FROM results JOIN observations ON result = id ORDER BY id"  # noqa: S608
+            "SELECT * FROM results JOIN observations ON result = id ORDER BY id"
         ):
-            facts: dict[str, Any] = {name: self._parsed(name, stored[name]) for name in SPECTRA}
-            self._check(facts, layout.OBSERVATION)
-            facts = {name: tuple(numbers) for name, numbers in facts.items()}
+            spectra = {name: self._parsed(name, stored[name]) for name in SPECTRA}
+            self._check(spectra, layout.OBSERVATION)
+            facts = {name: tuple(numbers) for name, numbers in spectra.items()}
             facts |= {stage: tuple(pictures.get((stored["id"], stage), ())) for stage in STAGES}
             found.append(Observation(self._cell(stored), **facts))
         return found
@@ -121,10 +111,8 @@ class Results:
         found = []
         for data, images, text, numbers in self._read("SELECT * FROM labels ORDER BY data, images"):
             names = self._parsed("names", text)
-            self._check(
-                {"data": data, "images": images}, {"data": layout.CELL["data"], "images": Whole(1)}
-            )
-            self._check({"names": names}, {"names": layout.CLASS_NAMES})
+            facts = {"data": data, "images": images, "names": names}
+            self._check(facts, layout.LABELS)
             self._check({"numbers": numbers}, {"numbers": layout.labels_rule(images, len(names))})
             classes = tuple(np.frombuffer(numbers, layout.NUMBER).tolist())
             found.append(ClassLabels(data, tuple(names), classes))
@@ -137,12 +125,8 @@ class Results:
     def add(self, rows: Iterable[Row], observations: Iterable[Observation] = ()) -> None:
         """Write all rows or, when anything goes wrong, none.
 
-        Args:
-            rows: One whose cell is in the file already replaces it, in its place.
-            observations: Of some of these rows.
-
-        Raises:
-            StorageError: The disk is full or refuses; the file stays as it was.
+        A row whose cell is in the file already replaces it, in its place; observations are of some
+        of these rows. If the disk is full or refuses, the file stays as it was (`StorageError`).
         """
         with self._errors_explained(), self._transaction():
             numbers = {row.cell: self._put(row) for row in rows}
@@ -150,17 +134,16 @@ class Results:
                 self._put_observation(numbers[observation.cell], observation)
 
     def add_labels(self, labels: ClassLabels) -> None:
-        """Write the true classes of the test images, in place of those with the same name."""
+        """Write the true classes of the test images, in place of others of the same name."""
         numbers = np.array(labels.numbers, layout.NUMBER).tobytes()
         values = (labels.data, len(labels.numbers), json.dumps(labels.names), numbers)
         with self._errors_explained(), self._transaction():
             self._connection.execute("INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?)", values)
 
     def check_fingerprints(self, fingerprints: Iterable[Fingerprint]) -> None:
-        """Compare fingerprints with the file's; write down the ones of new names.
+        """Compare fingerprints with the file's, and write down the ones of new names.
 
-        Raises:
-            OptionError: A name stands for something else in this file; then none is written down.
+        If a name stands for something else, none is written down, and `OptionError` is raised.
         """
         with self._errors_explained(), self._transaction():
             for one in fingerprints:
@@ -196,9 +179,8 @@ class Results:
         values |= {name: self._parsed(name, values[name]) for name in layout.AS_JSON}
         self._check(values, layout.OUTCOME)
         if bits is not None:
-            self._check(
-                {CORRECT: bits}, {CORRECT: layout.per_image_rule(cell.images, values["error"])}
-            )
+            rule = layout.per_image_rule(cell.images, values["error"])
+            self._check({CORRECT: bits}, {CORRECT: rule})
         values |= {name: tuple(values[name]) for name in layout.SEQUENCES}
         return Row(cell, Outcome(**values, correct=bits or b""))
 
@@ -219,14 +201,12 @@ class Results:
         values |= {name: json.dumps(values[name]) for name in layout.AS_JSON}
         marks = ", ".join(f":{name}" for name in values)
         kept = ", ".join(f"{name} = excluded.{name}" for name in MEASURED)
-        self._connection.execute(
+        found = self._connection.execute(
             f"INSERT INTO results ({', '.join(values)}) VALUES ({marks}) "  # noqa: S608
-            f"ON CONFLICT ({', '.join(KEY)}) DO UPDATE SET {kept}",
+            f"ON CONFLICT ({', '.join(KEY)}) DO UPDATE SET {kept} RETURNING id",
             values,
-        )
-        where = " AND ".join(f"{name} = :{name}" for name in KEY)
-        found = self._connection.execute(f"SELECT id FROM results WHERE {where}", values)  # noqa: S608
-        number: int = found.fetchone()[0]
+        ).fetchall()  # all of them, else the statement is not over
+        number: int = found[0][0]
         for table in ("per_image", "observations", "pictures"):
             self._connection.execute(f"DELETE FROM {table} WHERE result = ?", (number,))  # noqa: S608
         if bits:
@@ -329,15 +309,12 @@ class Results:
             name = getattr(error, "sqlite_errorname", "")
             if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
                 raise self._damaged(str(error)) from error
+            text = f"Cannot use the file of results {self.path}: {error}. Choose another place "
+            text += "with `--to FILE`, or see who else uses it."
             if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
-                raise StorageError(
-                    f"Cannot write to {self.path}: {error}. All finished measurements are in the "
-                    "file; free some space and run the same command again."
-                ) from error
-            raise StorageError(
-                f"Cannot use the file of results {self.path}: {error}. Choose another place with "
-                "`--to FILE`, or see who else uses it."
-            ) from error
+                text = f"Cannot write to {self.path}: {error}. All finished measurements are in "
+                text += "the file; free some space and run the same command again."
+            raise StorageError(text) from error
 
     def _damaged(self, finding: str) -> DataFormatError:
         return DataFormatError(

@@ -38,7 +38,7 @@ LONGEST_VALUE = 100_000_000  # bytes of a text or a picture
 BUSY_SECONDS = 30  # a reader may hold the file for a moment
 
 # By the type of a field: its column, and the rule for its values. Names of methods, corruptions and
-# data may be those of another version.
+# data may be of another version.
 _NUMBERS = ListOf(Measured(), 0, 10_000_000)
 COLUMNS: dict[str, tuple[str, Rule]] = {
     "str": ("TEXT NOT NULL", Text(100_000)),
@@ -89,7 +89,11 @@ SCHEMAS = {  # by layout
     for layout in range(1, LAYOUT + 1)
 }
 NUMBER = "<u4"  # of a class, in the table `labels`
-CLASS_NAMES = ListOf(Text(10_000), 1, 1_000_000)
+LABELS: dict[str, Rule] = {
+    "data": CELL["data"],
+    "images": Whole(1),
+    "names": ListOf(Text(10_000), 1, 1_000_000),
+}
 
 
 def per_image_rule(images: int, error: float | None) -> Rule:

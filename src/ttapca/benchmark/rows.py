@@ -15,7 +15,7 @@ Setting = Literal[
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
 EPISODIC = ("episodic", "episodic-sorted")  # settings in which nothing lasts longer than a batch
 JOINT = ("continual", "changing", "mixed")  # settings whose corruptions share one adaptation
-INTERLEAVED = ("changing", "mixed")  # of these, where a corruption comes again and again
+INTERLEAVED = ("changing", "mixed")  # of these, the ones whose corruptions take turns
 AMONG = ", among "  # in `Cell.corrupted`, before the names of corruptions that share an adaptation
 CHANGE_EVERY = 500  # images of one corruption in a row, in `changing`
 
@@ -26,91 +26,53 @@ CLEAN = "clean"  # takes the place of a corruption's name for images that are no
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """Everything that leads to one number: two runs with equal cells measure the same thing.
+    """Everything that leads to one number: two runs with equal cells measure the same thing."""
 
-    Attributes:
-        model: The network's name as the user gave it.
-        weights: The first 16 hexadecimal digits of a SHA-256 over parameters and buffers.
-        data: The data set's name, or the last part of its path.
-        corrupted: Where the corrupted images come from: `generated, seed 0`, with the table of
-            severities if it is not that of CIFAR-C; or a folder's name.
-        corruption: One of `ttapca.corruptions.CORRUPTIONS`, or `clean`.
-        severity: 1 to 5; 0 for clean images.
-        setting: How the images arrive, and when adaptation forgets.
-        method: One of `ttapca.METHODS`.
-        options: The method's own options as JSON with sorted names, and the kind of the network's
-            outputs if the plan says it.
-        layer: Where the filter sits, and its name if it was given, or the route of its fit if the
-            plan says it; empty without a filter.
-        components: How many the filter has; 0 without a filter.
-        batch_size: Images per batch.
-        steps: Gradient steps on each batch; 0 for a method without gradients.
-        lr: Learning rate; 0 for a method without gradients.
-        images: How many images were predicted.
-        seed: For the order of the images, and for a method's own random numbers.
-    """
-
-    model: str
-    weights: str
-    data: str
+    model: str  # the network's name as the user gave it
+    weights: str  # the first 16 digits of a SHA-256 over parameters and buffers
+    data: str  # the data set's name, or the last part of its path
+    # `generated, seed 0`, with the table of severities if it is not that of CIFAR-C; or the name of
+    # a folder.
     corrupted: str
-    corruption: str
-    severity: int
-    setting: Setting
-    method: str
-    options: str
+    corruption: str  # of `ttapca.corruptions.CORRUPTIONS`, or `clean`
+    severity: int  # 1 to 5; 0 for clean images
+    setting: Setting  # how the images arrive, and when adaptation forgets
+    method: str  # of `ttapca.METHODS`
+    options: str  # the method's own, as JSON with sorted names; and the plan's kind of outputs
+    # Of the filter, with its name if it was given, or the route of its fit if the plan says it;
+    # empty without a filter.
     layer: str
-    components: int
+    components: int  # of the filter; 0 without one
     batch_size: int
-    steps: int
-    lr: float
-    images: int
-    seed: int
+    steps: int  # of the gradient on each batch; 0 for a method without gradients
+    lr: float  # 0 for a method without gradients
+    images: int  # that were predicted
+    seed: int  # for the order of the images, and for a method's own random numbers
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The numbers of a measurement, and the machine that made them.
+    """The numbers of a measurement, and the machine that made them."""
 
-    Attributes:
-        status: `done`, `failed`, or `pruned`: `ttapca tune` left it out, because the options did
-            badly before. Only `done` has measured values.
-        reason: Why it failed or was left out; empty when done.
-        error: Share of wrong predictions, in percent.
-        calibration_error: Expected distance between confidence and accuracy, in percent.
-        entropy: Mean entropy of the predictions, in nats.
-        error_stream: The error of each batch, in percent.
-        entropy_stream: The mean entropy of each batch.
-        updates: Gradient steps taken.
-        skipped: Batches whose update was skipped because it was not finite.
-        parameters: How many numbers the gradient steps may change.
-        seconds: Time spent predicting and adapting, without reading images.
-        peak_memory: The most memory that the process held meanwhile, in MB.
-        versions: Of ttapca, torch, numpy and Python.
-        machine: Processor, cores, threads and operating system.
-        finished: When, as ISO time in UTC.
-        command: The command that measures it again; empty if there is none.
-        correct: Whether each image was predicted right: one bit for each image, in the order of the
-            test images and not of the stream, as `numpy.packbits` packs them. Empty if the run
-            failed, or an earlier ttapca wrote the row.
-    """
-
-    status: Status
-    reason: str
-    error: float | None
-    calibration_error: float | None
-    entropy: float | None
-    error_stream: tuple[float, ...]
+    status: Status  # `pruned` if `ttapca tune` left it out; only `done` has measured values
+    reason: str  # why it failed or was left out; empty when done
+    error: float | None  # share of wrong predictions, in percent
+    calibration_error: float | None  # expected distance of confidence and accuracy, in percent
+    entropy: float | None  # mean of the predictions, in nats
+    error_stream: tuple[float, ...]  # of each batch
     entropy_stream: tuple[float, ...]
-    updates: int
-    skipped: int
-    parameters: int
-    seconds: float
-    peak_memory: float
-    versions: dict[str, str]
-    machine: dict[str, str]
-    finished: str
-    command: str
+    updates: int  # gradient steps
+    skipped: int  # batches whose update was skipped because it was not finite
+    parameters: int  # how many numbers the gradient steps may change
+    seconds: float  # for predicting and adapting, without reading images
+    peak_memory: float  # of the process, in MB
+    versions: dict[str, str]  # of ttapca, torch, numpy and Python
+    machine: dict[str, str]  # processor, cores, threads and operating system
+    finished: str  # ISO time in UTC
+    command: str  # that measures it again; empty if there is none
+    # Whether each image was predicted right: one bit for each, in the order of the test images and
+    # not of the stream, as `numpy.packbits` packs them. Empty if the run failed, or an earlier
+    # ttapca wrote the row.
     correct: bytes = b""
 
 
@@ -122,10 +84,7 @@ class Row:
     outcome: Outcome
 
     def record(self) -> dict[str, Any]:
-        """Return all fields by name, as JSON can hold them.
-
-        `correct` is in hexadecimal digits; numbers that are not finite are None.
-        """
+        """Return all fields by name, as JSON can hold them; `correct` in hexadecimal digits."""
         fields = vars(self.cell) | vars(self.outcome) | {"correct": self.outcome.correct.hex()}
         return {name: finite(value) for name, value in fields.items()}
 
@@ -134,36 +93,24 @@ class Row:
 class Observation:
     """Spectrum, gains and pictures of a filter during one measurement.
 
-    Attributes:
-        cell: The measurement; its method has a filter.
-        source_spectrum: Standard deviation of each component on source data, largest first.
-        test_spectrum: The same for the first images of the stream.
-        gains: After the last batch; their mean if every image has its own.
-        before: Up to six images of the first batch, as PNG.
-        after: The same images after the filter; empty if it does not act on images.
+    Spectra are standard deviations of the components, largest first.
     """
 
     cell: Cell
     source_spectrum: tuple[float, ...]
-    test_spectrum: tuple[float, ...]
-    gains: tuple[float, ...]
-    before: tuple[bytes, ...]
-    after: tuple[bytes, ...]
+    test_spectrum: tuple[float, ...]  # of the first images of the stream
+    gains: tuple[float, ...]  # after the last batch; their mean if every image has its own
+    before: tuple[bytes, ...]  # up to six images of the first batch, as PNG
+    after: tuple[bytes, ...]  # empty if the filter does not act on images
 
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """The true classes of the test images of a data set, in the order of `Outcome.correct`.
+    """The true classes of the test images of a data set, in the order of `Outcome.correct`."""
 
-    Attributes:
-        data: As `Cell.data` names the data set.
-        names: Of the classes.
-        numbers: The class of each image, as its place in `names`.
-    """
-
-    data: str
+    data: str  # as `Cell.data`
     names: tuple[str, ...]
-    numbers: tuple[int, ...]
+    numbers: tuple[int, ...]  # of each image: the place of its class in `names`
 
 
 @dataclass(frozen=True)
@@ -172,7 +119,6 @@ class Fingerprint:
 
     A `Cell` has the last part of a path. A folder may get other content, or another one may have
     the same name; its numbers would be taken for the measured ones.
-
     """
 
     key: str  # the name, with all else by which a `Cell` tells such things apart

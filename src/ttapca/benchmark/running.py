@@ -63,7 +63,7 @@ def run(
     Args:
         units: As `expand` returns them.
         subject: Network, filter and images.
-        results: Where finished measurements are looked up and written.
+        results: The file of measurements.
         reporter: Told how it goes. Each unit is one task, finished when its rows are in the file.
         retry_failed: Whether to run units again that failed before.
         command: Returns the words of the command that reproduces a unit, to be kept with it.
@@ -88,7 +88,7 @@ def run(
         todo = unfinished(units, results, retry_failed=retry_failed)
         subject.source.check([condition for unit in todo for condition in unit.conditions])
         if announce:
-            _announce(reporter, todo, units, results)
+            reporter.note(_announcement(todo, units, results))
         if not todo:
             return
         clean = subject.source.clean
@@ -99,7 +99,15 @@ def run(
         tasks = [Assignment(unit, shlex.join(command(unit)) if command else "") for unit in todo]
         if not engine.remote:
             progress = _Progress(reporter, todo, len(units))
-            _write(engine.run(tasks, _local_work(subject, progress)), results, progress)
+
+            def local_work(assignment: Assignment) -> Written:
+                unit, command = assignment
+                # Missing images stop the run: that says nothing about the method.
+                images = subject.source.images(unit.conditions)
+                progress.start(unit)
+                return run_unit(unit, subject, images, command, progress.batch)
+
+            _write(engine.run(tasks, local_work), results, progress)
             return
         folder = results.path.with_name(f"{results.path.name}-scratch")
         with _remote_work(subject, todo, folder) as work:
@@ -131,27 +139,13 @@ def unfinished(
     return [unit for unit in units if not all(statuses.get(cell) in over for cell in unit.cells)]
 
 
-def _local_work(subject: Subject, progress: _Progress) -> Callable[[Assignment], Written]:
-    def work(assignment: Assignment) -> Written:
-        unit, command = assignment
-        # Missing images stop the run: that says nothing about the method.
-        images = subject.source.images(unit.conditions)
-        progress.start(unit)
-        return run_unit(unit, subject, images, command, progress.batch)
-
-    return work
-
-
 @dataclass(frozen=True)
 class RemoteWork:
-    """Runs units in other processes; it is small, and opens its artifacts there.
-
-    `conditions` are the images that all units together make or read.
-    """
+    """Runs units in other processes; it is small, and opens its artifacts there."""
 
     subject: Artifact[Subject]
     images: Artifact[Any]
-    conditions: tuple[Condition, ...]
+    conditions: tuple[Condition, ...]  # of all units
 
     def __call__(self, assignment: Assignment) -> Written:
         """Run a unit, and return its rows."""
@@ -180,24 +174,26 @@ def _remote_work(subject: Subject, units: Sequence[Unit], folder: Path) -> Itera
     try:
         source = subject.source
         images = write_artifact(source.clean, folder, "the images", fallback=source.recipe)
-        places = (_absolute(source.folder), source.seed, _absolute(source.textures))
-        bare = replace(subject, source=ImageSource(source.clean, *places, source.rows))
-        whole = write_artifact(bare, folder, "network and filter", parts={id(source.clean): images})
+        corrupted, textures = (
+            each and each.absolute() for each in (source.folder, source.textures)
+        )
+        bare = ImageSource(source.clean, corrupted, source.seed, textures, source.rows)
+        whole = write_artifact(
+            replace(subject, source=bare),
+            folder,
+            "network and filter",
+            parts={id(source.clean): images},
+        )
         conditions = dict.fromkeys(each for unit in units for each in unit.conditions)
         yield RemoteWork(whole, images, tuple(conditions))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _absolute(path: Path | None) -> Path | None:
-    return None if path is None else path.absolute()
-
-
 def interleaved(units: Iterable[Unit], workers: int) -> list[Unit]:
     """Return the units in an order in which workers begin with different images.
 
-    In the order of a plan, all workers would wait for the first images, which one of them makes,
-    then for the next ones.
+    In the order of a plan, all workers would wait for the images that one of them makes.
     """
     groups: dict[tuple[Condition, ...], list[Unit]] = {}
     for unit in units:
@@ -208,18 +204,18 @@ def interleaved(units: Iterable[Unit], workers: int) -> list[Unit]:
     return order
 
 
-def _announce(
-    reporter: Reporter, todo: Sequence[Unit], units: Sequence[Unit], results: Results
-) -> None:
-    """Say how much there is to do, and how many of the finished runs failed."""
+def _announcement(todo: Sequence[Unit], units: Sequence[Unit], results: Results) -> str:
+    """Return how much there is to do, and how many of the finished runs failed."""
     count, before = sum(len(unit.cells) for unit in todo), len(units) - len(todo)
-    were = "was" if before == 1 else "were"
     failed = len(unfinished(units, results, retry_failed=True)) - len(todo)
-    lost = f", {failed:,} of them failed" if failed else ""
-    finished = f"; {counted(before, 'run')} {were} finished before{lost}" if before else ""
-    runs = "" if count == len(todo) else f" in {counted(len(todo), 'run')}"
     images = counted(sum(unit.images for unit in todo), "image")
-    reporter.note(f"{counted(count, 'measurement')} to make{runs}, {images}{finished}")
+    runs = "" if count == len(todo) else f" in {counted(len(todo), 'run')}"
+    text = f"{counted(count, 'measurement')} to make{runs}, {images}"
+    if before:
+        were = "was" if before == 1 else "were"
+        text += f"; {counted(before, 'run')} {were} finished before"
+        text += f", {failed:,} of them failed" if failed else ""
+    return text
 
 
 def seconds_left(

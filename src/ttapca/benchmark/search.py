@@ -1,14 +1,13 @@
-"""The options that a search tries: their values, and the samplers that propose them.
+"""The options that a search tries: their values, and the sampler that proposes them.
 
-Samplers work in generations: they propose some trials, are told the scores, and propose others.
-Their proposals depend on the seed and on the scores, never on the number of processes or on their
-speed.
+It works in generations: it proposes some trials, is told the scores, and proposes others. Its
+proposals depend on the seed and on the scores, never on the number of processes or on their speed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, get_args
@@ -26,7 +25,6 @@ PrunerName = Literal["median", "halving"]
 
 MOST_COMBINATIONS = 10_000
 DIGITS = 4  # of a number that was drawn: more would say nothing, and be hard to read
-MOST_DRAWS = 100  # for each trial, until all of them differ
 NOT_PLAIN = ("filter", "source", "head", "split", "seed")  # objects, or values of the plan
 TRIALS = 30
 GENERATION = 5  # trials that are proposed before any of them is told
@@ -44,19 +42,9 @@ class Choices:
 
     values: tuple[Any, ...]
 
-    @property
-    def count(self) -> int | None:
-        """How many values there are."""
-        return len(self.values)
-
-    def grid(self, name: str) -> tuple[Any, ...]:
+    def grid(self, _: str) -> tuple[Any, ...]:
         """Return all values."""
-        del name
         return self.values
-
-    def draw(self, random: np.random.Generator) -> Any:
-        """Return one of the values, each equally likely."""
-        return self.values[int(random.integers(len(self.values)))]
 
 
 @dataclass(frozen=True)
@@ -84,28 +72,18 @@ class Range:
     points: int | None = None
     whole: bool = False
 
-    @property
-    def count(self) -> int | None:
-        """How many numbers there are; None if they cannot be counted."""
-        return int(self.high - self.low) + 1 if self.whole else None
-
     def grid(self, name: str) -> tuple[Any, ...]:
         """Return numbers from one end to the other; raise `OptionError` without `points`."""
         points = self.points
-        if points is None and not self.log:
-            points = self.count
+        if points is None and self.whole and not self.log:
+            points = int(self.high - self.low) + 1
         if points is None:
             log = ":log" if self.log else ""
             raise OptionError(
                 f"A grid needs the values of `{name}`; found a range. Say how many points it has, "
                 f"such as {name}={self.low:g}..{self.high:g}{log}:5, or take the sampler tpe."
             )
-        shares = np.linspace(0, 1, points) if points > 1 else np.zeros(1)
-        return tuple(dict.fromkeys(self.at(float(share)) for share in shares))
-
-    def draw(self, random: np.random.Generator) -> float:
-        """Return one of the numbers."""
-        return self.at(float(random.random()))
+        return tuple(dict.fromkeys(self.at(float(share)) for share in np.linspace(0, 1, points)))
 
     def at(self, share: float) -> float:
         """Return the number that is this share of the way from one end to the other."""
@@ -161,9 +139,18 @@ class SearchSpace:
         object.__setattr__(self, "options", checked)
 
     def _checked(self, name: str, values: Choices | Range) -> Choices | Range:
+        if name == "seed":
+            raise OptionError(
+                "A search chooses options that make a method better, and a seed is chance; found "
+                "`seed` among the options. Leave it out."
+            )
+
+        def check(value: Any) -> None:
+            check_method_options(self.method, {name: value}, "A search")
+
         if isinstance(values, Choices):
             for value in values.values:
-                self._check(name, value)
+                check(value)
             if not values.values:
                 raise OptionError(f"`{name}` needs at least one value to try; found none.")
             return values
@@ -176,31 +163,16 @@ class SearchSpace:
             raise OptionError(
                 f"A grid of `{name}` must have at least one point; found {values.points}."
             )
-        for end in (values.low, values.high):
-            self._check(name, end)
+        check(values.low)
+        check(values.high)
         try:
-            self._check(name, math.nextafter(values.high, values.low))
+            check(math.nextafter(values.high, values.low))
         except OptionError:  # the option refuses numbers between whole ones
             return replace(values, whole=True)
         return replace(values, whole=False)
 
-    def _check(self, name: str, value: Any) -> None:
-        if name == "seed":
-            raise OptionError(
-                "A search chooses what makes a method better, not what chance makes of it; found "
-                "`seed` among the options. Leave it out."
-            )
-        check_method_options(self.method, {name: value}, "A search")
-
-    @property
-    def size(self) -> int | None:
-        """How many combinations there are; None if they cannot be counted."""
-        counts = [each.count for each in self.options.values()]
-        known = [count for count in counts if count is not None]
-        return math.prod(known) if len(known) == len(counts) else None
-
     def grid(self) -> list[Options]:
-        """Return all combinations; those of the last option are next to one another."""
+        """Return all combinations; the last option varies fastest."""
         values = {name: each.grid(name) for name, each in self.options.items()}
         count = math.prod(map(len, values.values()))
         if count > MOST_COMBINATIONS:
@@ -209,22 +181,6 @@ class SearchSpace:
                 "fewer values, or take the sampler random or tpe."
             )
         return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
-
-    def drawn(self, count: int, seed: int) -> list[Options]:
-        """Return different combinations that are drawn at random."""
-        if self.size is not None and self.size < count:
-            raise OptionError(
-                f"{count:,} trials cannot all differ: there are {self.size:,} combinations. Ask "
-                "for fewer, or take the sampler grid, which tries all of them."
-            )
-        random = np.random.default_rng(seed)
-        found: dict[str, Options] = {}
-        for _ in range(MOST_DRAWS * count):
-            one = {name: each.draw(random) for name, each in self.options.items()}
-            found.setdefault(repr(one), one)
-            if len(found) == count:
-                break
-        return list(found.values())
 
     def first(self) -> Options:
         """Return the first value of every option."""
@@ -236,23 +192,11 @@ class SearchSpace:
 
 @dataclass(frozen=True)
 class Search:
-    """How values are chosen.
+    """How values are chosen; `docs/tuning.md` has a table of the samplers."""
 
-    Attributes:
-        sampler: `grid` for all combinations, `random`, or `tpe` (Optuna's tree of Parzen
-            estimators); None for a grid if the space has one, else for `tpe`.
-        trials: How many combinations are tried, 30 by default; a grid has all of them.
-        prune: Whether bad trials are left early: `median` if the mean error so far is above the
-            median of finished trials; `halving` for successive halving.
-        seed: Of the sampler.
-
-    Raises:
-        OptionError: A value makes no sense.
-    """
-
-    sampler: SamplerName | None = None
-    trials: int | None = None
-    prune: PrunerName | None = None
+    sampler: SamplerName | None = None  # by default a grid if the space has one, else `tpe`
+    trials: int | None = None  # 30 by default; a grid has all combinations
+    prune: PrunerName | None = None  # the rule by which bad trials are left early
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -262,31 +206,6 @@ class Search:
         check_option("prune", self.prune, Maybe(OneOf(get_args(PrunerName))))
         check_option("seed", self.seed, Whole(0, 2**32 - 1))
 
-    def named(self, space: SearchSpace) -> SamplerName:
-        """Return which sampler it is for a space."""
-        if self.sampler is not None:
-            return self.sampler
-        ranges = [each for each in space.options.values() if isinstance(each, Range)]
-        return "tpe" if any(each.points is None for each in ranges) else "grid"
-
-    def sampler_of(self, space: SearchSpace) -> Sampler:
-        """Return the sampler for a space.
-
-        Raises:
-            OptionError: The space has no grid, or `trials` would have no effect.
-            ModuleNotFoundError: Optuna is needed for it and not installed (extra `tune`).
-        """
-        kind, trials = self.named(space), self.trials or TRIALS
-        if kind == "grid" and self.trials is not None:
-            raise OptionError(
-                "`trials=` would have no effect: a grid tries all combinations. Leave it out, or "
-                "take the sampler random or tpe."
-            )
-        if kind == "tpe":
-            return Sampler(space, trials, self.seed, self.prune)
-        listed = space.grid() if kind == "grid" else space.drawn(trials, self.seed)
-        return Sampler(space, len(listed), self.seed, self.prune, listed)
-
 
 @dataclass(frozen=True)
 class Proposal:
@@ -294,52 +213,54 @@ class Proposal:
 
     number: int
     options: Options
+    trial: Any = None  # of Optuna
 
 
 class Sampler:
-    """Proposes options in generations: the ones of a list, or else the ones of Optuna's TPE.
+    """Proposes options in generations: all combinations of a grid, or the ones that Optuna draws.
 
     Optuna also says which trials to leave, if there is a rule for it. Within a generation, TPE
     takes proposals without a score for bad (a constant liar), so that trials differ.
     """
 
-    def __init__(
-        self,
-        space: SearchSpace,
-        trials: int,
-        seed: int = 0,
-        prune: PrunerName | None = None,
-        listed: Sequence[Options] | None = None,
-    ) -> None:
-        self.total, self.prunes = trials, prune is not None
-        self._space, self._listed = space, listed
-        self._study: Any = None if listed and not prune else _study(seed, prune)
-        self._trials: list[Any] = []  # of Optuna, by number
+    def __init__(self, space: SearchSpace, search: Search) -> None:
+        kind = search.sampler
+        if kind is None:
+            ranges = [each for each in space.options.values() if isinstance(each, Range)]
+            kind = "tpe" if any(each.points is None for each in ranges) else "grid"
+        if kind == "grid" and search.trials is not None:
+            raise OptionError(
+                "`trials=` would have no effect: a grid tries all combinations. Leave it out, or "
+                "take the sampler random or tpe."
+            )
+        self._space, self.prunes = space, search.prune is not None
+        self._grid = space.grid() if kind == "grid" else []
+        self.total = len(self._grid) or search.trials or TRIALS
+        # Trials that do not depend on others are proposed at once.
+        self._generation = GENERATION if kind == "tpe" or self.prunes else self.total
+        asks_optuna = kind != "grid" or self.prunes
+        self._study: Any = _study(kind, search.seed, search.prune) if asks_optuna else None
         self._asked = 0
 
     def ask(self) -> list[Proposal]:
         """Return the next generation; an empty list when all trials were proposed."""
         first = self._asked
-        self._asked = min(first + GENERATION if self._study else self.total, self.total)
+        self._asked = min(first + self._generation, self.total)
         return [self._next(number) for number in range(first, self._asked)]
 
     def _next(self, number: int) -> Proposal:
-        distributions = None if self._listed else _distributions(self._space)
-        if self._study:
-            self._trials.append(self._study.ask(distributions))
-        if self._listed:
-            return Proposal(number, self._listed[number])
-        options = {}
+        if self._grid:
+            return Proposal(number, self._grid[number], self._study and self._study.ask())
+        trial, options = self._study.ask(_distributions(self._space)), {}
         for name, each in self._space.options.items():
-            found = self._trials[number].params[name]
+            found = trial.params[name]
             options[name] = each.rounded(found) if isinstance(each, Range) else each.values[found]
-        return Proposal(number, options)
+        return Proposal(number, options, trial)
 
     def leaves(self, proposal: Proposal, stage: int, mean: float) -> bool:
         """Return whether to leave a trial after a stage, given its mean error so far."""
-        trial = self._trials[proposal.number]
-        trial.report(mean, stage)
-        if trial.should_prune():
+        proposal.trial.report(mean, stage)
+        if proposal.trial.should_prune():
             self._end(proposal, "PRUNED")
             return True
         return False
@@ -352,22 +273,24 @@ class Sampler:
     def _end(self, proposal: Proposal, state: str, score: float | None = None) -> None:
         from optuna.trial import TrialState
 
-        self._study.tell(self._trials[proposal.number], score, state=TrialState[state])
+        self._study.tell(proposal.trial, score, state=TrialState[state])
 
 
-def _study(seed: int, prune: PrunerName | None) -> Any:
+def _study(sampler: SamplerName, seed: int, prune: PrunerName | None) -> Any:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(
-        seed=seed, n_startup_trials=STARTUP, multivariate=True, constant_liar=True
-    )
-    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
-    if prune == "median":
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=GENERATION)
-    elif prune == "halving":
-        pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
-    return optuna.create_study(sampler=sampler, pruner=pruner)
+    draws: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed)
+    if sampler == "tpe":
+        draws = optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=STARTUP, multivariate=True, constant_liar=True
+        )
+    pruners: dict[PrunerName | None, optuna.pruners.BasePruner] = {
+        None: optuna.pruners.NopPruner(),
+        "median": optuna.pruners.MedianPruner(n_startup_trials=GENERATION),
+        "halving": optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2),
+    }
+    return optuna.create_study(sampler=draws, pruner=pruners[prune])
 
 
 def _distributions(space: SearchSpace) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
@@ -17,12 +16,12 @@ from torch import nn
 import ttapca
 from ttapca import networks
 from ttapca.benchmark.filters import FIT_BATCH, kept_filter, recommended_layer, usual_fit
-from ttapca.benchmark.measurement import check_shape, estimate_seconds
+from ttapca.benchmark.measurement import check_shape
 from ttapca.benchmark.network_source import NetworkSource, option_words
 from ttapca.benchmark.plan import Plan, Unit, expand
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.rows import CLEAN, Cell, Fingerprint, Row
-from ttapca.benchmark.running import run, unfinished
+from ttapca.benchmark.running import run
 from ttapca.benchmark.subject import (
     ImageSource,
     Subject,
@@ -94,7 +93,6 @@ class Benchmark:
         to: Path | str,
         *,
         retry_failed: bool = False,
-        estimate: bool = False,
         engine: Engine | str | None = None,
     ) -> list[Row]:
         """Make the measurements that are not in a file of results yet.
@@ -102,7 +100,6 @@ class Benchmark:
         Args:
             to: The file; it is made if there is none.
             retry_failed: Whether to repeat measurements that failed before.
-            estimate: Whether to try each method first, and tell the reporter how long it will take.
             engine: Where to run it: `joblib:4` for four processes, `dask://HOST:PORT` for a
                 cluster; see `ttapca.engines`. By default it is run in this process.
 
@@ -117,9 +114,6 @@ class Benchmark:
         subject = self.prepare(to, engine)
         units = expand(self.plan, subject)
         with Results(to) as results:  # not before: a plan that is refused leaves no file
-            if estimate:
-                todo = unfinished(units, results, retry_failed=retry_failed)
-                self._tell_how_long(todo, subject, engine.workers)
             run(
                 units,
                 subject,
@@ -136,10 +130,6 @@ class Benchmark:
         """Return network, filter and images, for an engine that is going to run the units.
 
         The file of results is not made. A filter that is fitted now is kept beside it.
-
-        Raises:
-            TtapcaError: Network, images or filter cannot be had, or the file is another one, or has
-                measurements on something else of the same name.
         """
         to = Path(to)
         _check_file(to, ())  # a file of something else is refused before any work
@@ -205,10 +195,6 @@ class Benchmark:
         shipped = usual and plan.needs_filter and plan.data == CIFAR10_500
         return origin.shipped_filter if shipped and isinstance(origin, NetworkSource) else None
 
-    def load_network(self) -> nn.Module:
-        """Return the network, which is loaded once."""
-        return self._named_network[1]
-
     def images(self, split: Split) -> Images:
         """Return all images of a split, which are read once."""
         if split not in self._read:
@@ -233,8 +219,7 @@ class Benchmark:
     @property
     def _data_name(self) -> str:
         """The data set as a `Cell` names it, if all its images are measured as they are."""
-        name = Path(self.plan.data).name
-        return f"{name}{TRAINING}" if self.split == "train" else name
+        return Path(self.plan.data).name + (TRAINING if self.split == "train" else "")
 
     def _check(self) -> None:
         """Refuse options about a filter if there is none, or about the fit of a given one."""
@@ -254,7 +239,7 @@ class Benchmark:
 
     def _subject(self) -> Subject:
         self._check()
-        self.load_network()  # first: a mistyped name must not ask for images
+        named_network = self.named_network  # first: a mistyped name must not ask for images
         plan, chosen = self.plan, self._chosen
         if plan.images is not None and chosen.total < plan.images:
             raise NotEnoughDataError(
@@ -274,7 +259,7 @@ class Benchmark:
         filter_name: str = "" if plan.route == "auto" else plan.route
         if self._saved_filter is not None:
             filter_name = self._saved_filter.absolute().name
-        subject = Subject(*self._named_network, data, source, filter_name=filter_name)
+        subject = Subject(*named_network, data, source, filter_name=filter_name)
         if plan.outputs is not None:  # else every measurement would fail in turn
             two = TensorBatches(subject.source.clean[:2], 2)
             predict_all(subject.network, two, outputs=plan.outputs)
@@ -282,7 +267,8 @@ class Benchmark:
         return subject
 
     @cached_property
-    def _named_network(self) -> tuple[str, nn.Module]:
+    def named_network(self) -> tuple[str, nn.Module]:
+        """The network and its name; it is loaded once."""
         origin = self._origin
         if isinstance(origin, nn.Module):
             return self.plan.model or type(origin).__name__, origin
@@ -331,33 +317,11 @@ class Benchmark:
         parts += [word for word in (subject.filter_name, plan.outputs) if word]
         kept = to.with_name(f"{to.name}-filters") / "-".join(parts)
 
-        def fit() -> FittedFilter:
-            return usual_fit(
-                subject.network,
-                layer,
-                TensorBatches(training, FIT_BATCH),
-                wanted,
-                principal=bool(plan.made_for_pca),
-                route=plan.route,
-                outputs=plan.outputs,
-                reporter=self.reporter,
-            )
-
+        batches = TensorBatches(training, FIT_BATCH)
+        options: dict[str, Any] = {"route": plan.route, "outputs": plan.outputs}
+        options |= {"principal": bool(plan.made_for_pca), "reporter": self.reporter}
+        fit = partial(usual_fit, subject.network, layer, batches, wanted, **options)
         return kept_filter(kept, fit, self.reporter)
-
-    def _tell_how_long(self, todo: list[Unit], subject: Subject, workers: int) -> None:
-        if not todo:
-            return
-        self.reporter.note("trying each method on one batch, to say how long the run will take")
-        seconds, failures = estimate_seconds(todo, subject)
-        for method, reason in failures.items():
-            self.reporter.note(f"{method} failed on its first batch: {reason}")
-        about = timedelta(seconds=round(seconds / workers))
-        without = f", without {', '.join(failures)}" if failures else ""
-        self.reporter.note(
-            f"about {about} on this machine{without}; stop it whenever you like, the same command "
-            "goes on"
-        )
 
     def _command(self, unit: Unit, to: Path) -> list[str]:
         """Return the words that run one unit again; none if the network has no name."""
@@ -388,8 +352,7 @@ class Benchmark:
     ) -> list[str]:
         """Return the words of a command that measures a cell; none if the network has no name.
 
-        `arguments` follow the network's name. `own` has the options that only this command has,
-        `options` the values of `--option` by name.
+        `own` are the options that only this command has, `options` the values of `--option`.
         """
         origin, plan = self._origin, self.plan
         if isinstance(origin, nn.Module):

@@ -74,10 +74,7 @@ def dirichlet_stretches(
     There are as many stretches as classes, but at most 100. Each class is distributed over the
     stretches in shares from a symmetric Dirichlet distribution; within a stretch, its classes come
     one after another, in a random order. This is the order of NOTE (Gong et al., 2022) as the code
-    of RoTTA (Yuan et al., 2023) makes it.
-
-    The result has the places of the images in `labels`, for each stretch; it may be empty. The
-    lower the concentration, the fewer stretches a class is found in.
+    of RoTTA (Yuan et al., 2023) makes it. A stretch has the places of its images in `labels`.
 
     Example:
         >>> labels = np.repeat([0, 1], 4)

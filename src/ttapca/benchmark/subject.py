@@ -32,31 +32,20 @@ ENDS = 50  # images at either end of a corruption whose pixels are compared
 
 @dataclass(eq=False)
 class Subject:
-    """The network, the filter and the images of a comparison.
+    """The network, the filter and the images of a comparison."""
 
-    Attributes:
-        name: The network's name as the user gave it.
-        network: The network; after every run it is as it was before.
-        data: The data set's name.
-        source: The test images, clean and corrupted.
-        fitted: The filter, with at least as many components as the plan asks for.
-        filter_name: Tells the filter from others of the same layer and rank: the name of one that
-            was given, or the route that was asked for; empty for the one that is fitted on the
-            training images by the usual route.
-        provided: Options of methods that are objects and not text: `{"ttt": {"head": head}}`.
-        stated: How a `Cell` names these options, by method.
-        fingerprints: Compared with those of the same names in a file of results.
-    """
-
-    name: str
-    network: nn.Module
+    name: str  # the network's, as the user gave it
+    network: nn.Module  # after every run it is as it was before
     data: str
     source: ImageSource
-    fitted: FittedFilter | None = None
+    fitted: FittedFilter | None = None  # with at least as many components as the plan asks for
+    # The name of a filter that was given, or the route that was asked for; empty for the one that
+    # is fitted on the training images by the usual route.
     filter_name: str = ""
+    # Options of methods that are objects and not text, and how a `Cell` names them; by method.
     provided: dict[str, dict[str, Any]] = field(default_factory=dict)
     stated: dict[str, dict[str, str]] = field(default_factory=dict)
-    fingerprints: tuple[Fingerprint, ...] = ()
+    fingerprints: tuple[Fingerprint, ...] = ()  # compared with those in a file of results
     # The last test spectrum and the images it belongs to: methods in a row share it.
     spectrum: tuple[object, Tensor] | None = field(default=None, init=False, repr=False)
 
@@ -80,14 +69,10 @@ class ImageCache:
 
     The process that needs an array first makes it; others that need it meanwhile wait. An array
     that was removed to make room stays in the memory of processes that use it.
-
-    Args:
-        folder: It is made if there is none.
-        most: How many arrays are kept at most.
     """
 
     folder: Path
-    most: int
+    most: int  # arrays that are kept
 
     def get(self, name: str, count: int, make: Callable[[], Iterable[Pixels]]) -> Pixels:
         """Return `count` images, which may be read-only; `make` gives them, some at a time.
@@ -188,12 +173,7 @@ class ImageSource:
             load_textures(self.textures)
 
     def images(self, conditions: Sequence[Condition]) -> Images:
-        """Return all images of the first condition, followed by all of the next.
-
-        Raises:
-            DataNotFoundError: There are no photographs of frost, or no such corruption.
-            DataFormatError: The folder holds images of something else.
-        """
+        """Return all images of the first condition, followed by all of the next."""
         wanted = tuple(conditions)
         if self._kept is None or self._kept[0] != wanted:
             self._kept = None  # before the new ones are made: there may not be room for both
@@ -254,12 +234,7 @@ def choose_measured(labels: NDArray[np.int64], count: int | None, split: Split) 
 def read_measured(
     data: str, split: Split, count: int | None, fingerprint: str, **how: Any
 ) -> Images:
-    """Read the measured images on another machine, under the same path; `how` is for `load`.
-
-    Raises:
-        DataNotFoundError: There is no such data set.
-        EngineError: There are other images in its place.
-    """
+    """Read the measured images on another machine, under the same path; `how` is for `load`."""
     found = load(data, split, **how)
     found = choose_measured(found.labels, count, split).of(found)
     if found.fingerprint() != fingerprint:
@@ -293,11 +268,11 @@ def corrupted_fingerprints(subject: Subject, conditions: Iterable[Condition]) ->
         key = "/".join(("corrupted", subject.data, folder.name, f"{name} {severity}"))
         digest = images[:ENDS].fingerprint() + images[-ENDS:].fingerprint()
         others = (
-            f"on others of `{name}` {severity} in a folder that is called `{folder.name}` too, or "
-            "these have"
+            f"on others of `{name}` {severity} in another folder `{folder.name}`, or these have"
         )
-        one = Fingerprint(key, len(images), digest, "corrupted images", others, "the folder")
-        found.append(one)
+        found.append(
+            Fingerprint(key, len(images), digest, "corrupted images", others, "the folder")
+        )
     return found
 
 

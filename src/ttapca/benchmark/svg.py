@@ -54,7 +54,7 @@ def look(number: int) -> dict[str, Any]:
 
 
 def styles_of(methods: Iterable[str]) -> dict[str, int]:
-    """Return the number of each method's style, see `look`; it does not depend on the others.
+    """Return the number of each method's style, see `look`: the same in all reports.
 
     Only methods that this version does not know take the next numbers, in the order given.
     """

@@ -50,27 +50,16 @@ COSTS = {  # by column of the lines: its heading, and the format of its numbers
 
 @dataclass(frozen=True)
 class Value:
-    """One entry of a table.
-
-    Attributes:
-        text: As it is shown.
-        number: The column is sorted by it; None for text, and if there is no number.
-        kind: Text, a number, or the reason why there is none.
-        best: Whether it is the lowest of its column, or not told apart from the lowest.
-        note: More about it, such as why it failed.
-        rank: Among the lines of this column; those that are not told apart share it. None if it is
-            not known which images were predicted right.
-        heat: How strong its background is coloured, from -1 for far fewer errors to 1 for far more;
-            None for no colour.
-    """
+    """One entry of a table."""
 
     text: str
-    number: float | None = None
+    number: float | None = None  # the column is sorted by it
     kind: Literal["text", "number", "failed", "missing"] = "text"
-    best: bool = False
-    note: str = ""
+    best: bool = False  # the lowest of its column, or not told apart from the lowest
+    note: str = ""  # more about it, such as why it failed
+    # In its column; None if it is not known which images were predicted right.
     rank: int | None = None
-    heat: float | None = None
+    heat: float | None = None  # its colour, from -1 for far fewer errors to 1 for far more
 
 
 MISSING = Value("—", kind="missing", note="not measured")
@@ -307,8 +296,11 @@ def _interval_notes(comparison: Comparison) -> list[str]:
 def cost_table(comparison: Comparison) -> ResultTable | None:
     """Return the costs of each method over all corruptions; None if nothing was measured."""
     body = [
-        (Value(comparison.lines.label[line]), *(cost_value(comparison, line, n) for n in COSTS))
-        for line in comparison.lines.dropna(subset="milliseconds").index
+        (
+            Value(line["label"]),
+            *(number_value(float(line[n]), form) for n, (_, form) in COSTS.items()),
+        )
+        for line in comparison.lines.dropna(subset="milliseconds").to_dict("records")
     ]
     notes = (
         "Time is that of the method, without reading images. Peak memory is that of the whole "
@@ -320,16 +312,9 @@ def cost_table(comparison: Comparison) -> ResultTable | None:
     return ResultTable(comparison.conditions.title, columns, tuple(body), notes) if body else None
 
 
-def cost_value(comparison: Comparison, line: int, name: str) -> Value:
-    """Return a cost of one line, by its name in `COSTS`."""
-    return number_value(float(comparison.lines.loc[line, name]), COSTS[name][1])
-
-
 def number_value(number: float, form: str, *, best: bool = False) -> Value:
     """Return a number in this format; `MISSING` if it is NaN."""
-    if math.isnan(number):
-        return MISSING
-    return Value(f"{number:{form}}", number, "number", best)
+    return MISSING if math.isnan(number) else Value(f"{number:{form}}", number, "number", best)
 
 
 def failure_table(rows: Measurements) -> ResultTable | None:

@@ -1,15 +1,8 @@
 """`Tuning`: choose the options of a method on conditions that are held out of every report.
 
-    space = SearchSpace("tent", {"lr": Range(1e-4, 1e-1, log=True)})
-    tuned = Tuning(Benchmark(plan, split="train"), space).run("tuning.sqlite")
-    tuned.best.options
-
 Every trial is measured by the same units as a benchmark, which go into the same kind of file. So a
-search that was stopped goes on where it was, and nothing is measured twice.
-
-Reported are the fifteen standard corruptions at severity 5, on test images. Options are chosen on
-training images, under the four extra corruptions, or under the fifteen below severity 5. Options
-that are chosen on the reported images show how well the choice fits, not how well the method works.
+search that was stopped goes on where it was, and nothing is measured twice. `docs/tuning.md` says
+which conditions are held out, and why.
 """
 
 from __future__ import annotations
@@ -39,7 +32,7 @@ from ttapca.datasets import Images, Split
 from ttapca.engines import Engine, engine_of
 from ttapca.errors import DataNotFoundError, OptionError, did_you_mean
 
-SEED = 1  # of corrupted images; those that are reported have 0
+SEED = 1  # of corrupted images; the reported ones have 0
 # Kinds take turns: pruning looks at the first ones, and must not judge by noise alone.
 CONDITIONS: tuple[Condition, ...] = (
     ("speckle_noise", 5), ("fog", 4), ("gaussian_blur", 5), ("jpeg_compression", 4),
@@ -92,7 +85,7 @@ class Tuned:
 
     Attributes:
         method: That was tuned.
-        trials: All of them, the best first; those that were left or failed at the end.
+        trials: All of them, the best first, and at the end the ones that were left or failed.
         source: The network as it is, without a method.
         conditions: On which the options were chosen.
         images: How many of each.
@@ -191,19 +184,18 @@ class Tuning:
         """
         engine = engine_of(engine) if engine is None or isinstance(engine, str) else engine
         bench, to = self.benchmark, Path(to)
-        sampler = self.search.sampler_of(self.space)
-        bench.load_network()  # first: a mistyped name must not ask for images
+        sampler = Sampler(self.space, self.search)
+        _ = bench.named_network  # first: a mistyped name must not ask for images
         check_split(bench.plan.data, bench.split, bench.images)
         subject = bench.prepare(to, engine)
         with Results(to) as results:
             return _TuningRun(self, subject, results, engine, retry_failed).of(sampler)
 
     def stages(self, prunes: bool) -> list[tuple[Condition, ...]]:
-        """Return the conditions in parts; after each of them a trial may be left.
+        """Return the conditions in parts, clean images last; after each part a trial may be left.
 
-        The parts end after a quarter, half and all of the conditions. One condition says little
-        about the others, and to stop after each would leave processes waiting for one another.
-        Clean images come last.
+        One condition says little about the others, and to stop after each would leave processes
+        waiting for one another.
         """
         count = len(self.conditions)
         ends = {math.ceil(count / 4), math.ceil(count / 2)} if prunes else set()
@@ -221,11 +213,9 @@ class _TuningRun:
     results: Results
     engine: Engine
     retry_failed: bool
-
-    def __post_init__(self) -> None:
-        self._units: dict[tuple[int, Condition], list[Unit]] = {}
-        self._options: dict[Unit, Options] = {}
-        self._outcomes: dict[Cell, Outcome] = {}  # as they are in the file
+    _units: dict[tuple[int, Condition], list[Unit]] = field(default_factory=dict)
+    _options: dict[Unit, Options] = field(default_factory=dict)
+    _outcomes: dict[Cell, Outcome] = field(default_factory=dict)  # as they are in the file
 
     def of(self, sampler: Sampler) -> Tuned:
         """Measure all trials."""
@@ -265,9 +255,11 @@ class _TuningRun:
             self._measure([*before, *living], stage, announce=announce)
             count += len(stage)
             measured, rest = every[:count], every[count:]
+            source = None if rest else self._ended(AS_IT_IS, [CLEAN_CONDITION], None).clean
+            source_clean = math.inf if source is None and not rest else source
             still = []
             for one in living:
-                trial = self._ended(one, measured, self._source_clean if not rest else None)
+                trial = self._ended(one, measured, source_clean)
                 if trial.status == "failed" or not rest or trial.mean is None:
                     sampler.tell(one, trial.score)
                     ended.append(trial)
@@ -277,11 +269,6 @@ class _TuningRun:
                     still.append(one)
             living = still
         return ended
-
-    @property
-    def _source_clean(self) -> float:
-        clean = self._ended(AS_IT_IS, [CLEAN_CONDITION], None).clean
-        return math.inf if clean is None else clean
 
     def _measure(
         self, proposals: Sequence[Proposal], conditions: Sequence[Condition], *, announce: bool
@@ -353,8 +340,7 @@ class _TuningRun:
     def _command(self, unit: Unit) -> list[str]:
         """Return the words of a search that measures a unit.
 
-        Every search measures clean images and the source, so that any condition and any options of
-        the method will do for these.
+        Any condition or options will do for clean images and the source, which all searches have.
         """
         bench, cell = self.tuning.benchmark, unit.cells[0]
         options = self._options[unit] or self.tuning.space.first()
@@ -372,7 +358,7 @@ class _TuningRun:
 
 
 def ranked(trials: Iterable[Trial]) -> tuple[Trial, ...]:
-    """Return trials, the best first; then those that were left, and those that failed."""
+    """Return trials, the best first; then the ones that were left, and the ones that failed."""
 
     def place(one: Trial) -> tuple[float, ...]:
         conditions = len(one.errors) if one.status == "pruned" else 0
@@ -383,12 +369,7 @@ def ranked(trials: Iterable[Trial]) -> tuple[Trial, ...]:
 
 
 def words_of(options: Options, before: str = "") -> list[str]:
-    """Return options as `--option` takes them.
-
-    Example:
-        >>> words_of({"lr": 0.01, "logits": "after"}, "tent.")
-        ['tent.lr=0.01', 'tent.logits="after"']
-    """
+    """Return options as `--option` takes them, such as `tent.lr=0.01`."""
     return [f"{before}{name}={toml_value(value)}" for name, value in options.items()]
 
 
@@ -396,13 +377,7 @@ def words_of(options: Options, before: str = "") -> list[str]:
 
 
 def check_held_out(conditions: Sequence[Condition]) -> None:
-    """Refuse conditions that are reported, other words, and an empty list.
-
-    Example:
-        >>> check_held_out([("fog", 5)])
-        Traceback (most recent call last):
-        ttapca.errors.OptionError: Options are chosen on conditions that are not reported, ...
-    """
+    """Refuse conditions that are reported, other words, and an empty list."""
     if not conditions:
         raise OptionError("A search needs at least one condition, such as fog:4; found none.")
     for name, severity in conditions:
@@ -444,10 +419,7 @@ def read_conditions(words: Sequence[str]) -> tuple[Condition, ...]:
 
 
 def check_split(data: str, split: Split, read: Callable[[Split], Images]) -> None:
-    """Refuse test images if there are training images, and training images that are the same.
-
-    Options are to be chosen on a split of `data`; `read` returns the images of one.
-    """
+    """Refuse test images if there are training images, and training images that are the same."""
     try:
         training = read("train")
     except (DataNotFoundError, OptionError):

@@ -47,13 +47,9 @@ class MeanInterval:
 
 @dataclass(frozen=True)
 class Difference(MeanInterval):
-    """By how much one mean error lies above another, over the same images.
+    """By how much one mean error lies above another, over the same images."""
 
-    Attributes:
-        p: How likely a difference at least as large is between methods that are equally good.
-    """
-
-    p: float
+    p: float  # how likely such a difference is between methods that are equally good
 
     @property
     def told_apart(self) -> bool:
@@ -63,11 +59,7 @@ class Difference(MeanInterval):
 
 @dataclass(frozen=True, eq=False)
 class ImageTally:
-    """How often each image was predicted wrong.
-
-    Attributes:
-        wrong: In how many of its predictions, for each image; whole numbers, shape (images,).
-        predictions: How many there were of each image: corruptions times seeds.
+    """How often each image was predicted wrong, of `predictions`: corruptions times seeds.
 
     Example:
         >>> tally = ImageTally(np.array([0, 1, 2, 1]), predictions=2)
@@ -75,7 +67,7 @@ class ImageTally:
         50.0
     """
 
-    wrong: NDArray[np.int64]
+    wrong: NDArray[np.int64]  # (images,)
     predictions: int
 
     @classmethod
@@ -142,30 +134,28 @@ def sign_flip_p(differences: NDArray[np.int64]) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Correct p-values for their number (Holm, 1979)."""
-    order = np.argsort(p_values, kind="stable")
-    corrected, least = [0.0] * len(p_values), 0.0
-    for place, number in enumerate(order.tolist()):
-        least = max(least, min(1.0, (len(p_values) - place) * p_values[number]))
-        corrected[number] = least
-    return corrected
+    values = np.asarray(p_values, dtype=float)
+    order = np.argsort(values, kind="stable")
+    corrected = np.empty_like(values)
+    factors = np.arange(len(values), 0, -1)
+    corrected[order] = np.maximum.accumulate(np.minimum(1.0, factors * values[order]))
+    found: list[float] = corrected.tolist()
+    return found
 
 
 def differences(tallies: Sequence[ImageTally], reference: int) -> list[Difference]:
     """Return by how much each error lies above one of them, with p-values corrected by `holm`."""
-    others = [number for number in range(len(tallies)) if number != reference]
-    gaps = {number: tallies[number].above(tallies[reference]) for number in range(len(tallies))}
-    corrected = holm([gaps[number].p for number in others])
-    for number, p in zip(others, corrected, strict=True):
-        gaps[number] = replace(gaps[number], p=p)
-    return list(gaps.values())
+    gaps = [tally.above(tallies[reference]) for tally in tallies]
+    corrected = holm([gap.p for number, gap in enumerate(gaps) if number != reference])
+    corrected.insert(reference, gaps[reference].p)
+    return [replace(gap, p=p) for gap, p in zip(gaps, corrected, strict=True)]
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The rank of a method among others on the same images, and its error.
+    """A method's error, and its rank: 1 for the lowest and all that are not told apart from it.
 
-    The rank is 1 for the lowest error and for all that are not told apart from it. The lowest of
-    the others has the next rank, which it shares in the same way.
+    The lowest of the others has the next rank, which it shares in the same way.
     """
 
     rank: int

@@ -161,7 +161,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
             warnings.showwarning = _plainly(warnings.showwarning)
             app(arguments)
     except TtapcaError as error:
-        return _end(f"error: {on_the_command_line(str(error))}", _code_of(error))
+        code = USAGE if isinstance(error, USAGE_ERRORS) else FAILED
+        return _end(f"error: {on_the_command_line(str(error))}", code)
     except KeyboardInterrupt:
         return _end("interrupted", INTERRUPTED)
     except SystemExit as stop:
@@ -179,10 +180,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
         text = f"error: This needs more memory than there is: {refused}. {advice}"
         return _end(text, FAILED)
     return 0
-
-
-def _code_of(error: TtapcaError) -> int:
-    return USAGE if isinstance(error, USAGE_ERRORS) else FAILED
 
 
 def _end(text: str, code: int) -> int:

@@ -156,7 +156,15 @@ class NetworkOptions(ModelOptions):
             return self.normalise
         if self.normalise is not None or self.mean is None or self.std is None:
             raise OptionError("Give --normalise NAME, or both --mean and --std.")
-        return Normalisation(_numbers("--mean", self.mean), _numbers("--std", self.std))
+        numbers = []
+        for option, text in (("--mean", self.mean), ("--std", self.std)):
+            try:
+                numbers.append(tuple(float(part) for part in text.split(",")))
+            except ValueError:
+                raise OptionError(
+                    f"{option} takes numbers with commas, such as 0.49,0.48,0.45; found `{text}`."
+                ) from None
+        return Normalisation(*numbers)
 
 
 @dataclass(kw_only=True)
@@ -197,10 +205,9 @@ class ImageOptions:
 
 
 def cache_root() -> Path:
-    """Return the folder for data sets, which can be fetched again.
+    """Return the folder for data sets, as `ttapca data get --help` says it.
 
-    It is `TTAPCA_HOME`, else `$XDG_CACHE_HOME/ttapca`, else `~/.cache/ttapca`. An empty variable
-    counts as unset.
+    An empty variable counts as unset.
     """
     shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("TTAPCA_HOME") or f"{shared}/ttapca"
@@ -242,15 +249,6 @@ def separated(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
     return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def _numbers(option: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise OptionError(
-            f"{option} takes numbers with commas, such as 0.49,0.48,0.45; found `{text}`."
-        ) from None
 
 
 def whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
@@ -296,8 +294,9 @@ def method_options(
 
 def refuse(given: Mapping[str, bool], reason: str) -> None:
     """Refuse the first of these options that is given."""
-    for option in (option for option, is_given in given.items() if is_given):
-        raise OptionError(f"{option} {reason}")
+    for option, is_given in given.items():
+        if is_given:
+            raise OptionError(f"{option} {reason}")
 
 
 def check_place(to: Path, option: str = "--to") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ class PlanOptions:
     ] = None
 
     def changes(self) -> dict[str, Any]:
-        """Return the values of a plan by name; None for those that are not given."""
+        """Return the values of a plan by name; None for values that are not given."""
         values = dict(vars(self))
         values["method"] = _method_options(values.pop("option"))
         for name in LISTS:
@@ -128,7 +129,10 @@ def bench(
     root = arguments.cache_root()
     benchmark = Benchmark(chosen, source, filter, root, folder, size, shorter_side)
     if dry_run:
-        _list_units(benchmark)
+        units = benchmark.units()
+        typer.echo("\n".join(unit.title for unit in units))
+        count = counted(sum(len(unit.cells) for unit in units), "measurement")
+        typer.echo(f"{count}, {counted(sum(unit.images for unit in units), 'image')}", err=True)
         return
     found = arguments.engine(jobs, engine)
     rows = run_benchmark(benchmark, to, retry_failed=retry_failed, engine=found)
@@ -189,23 +193,13 @@ def run_benchmark(
     *,
     lines: bool = True,
     retry_failed: bool = False,
-    estimate: bool = False,
     engine: Engine | None = None,
 ) -> list[Row]:
     """Run a benchmark and show its progress; `lines`: whether each finished run leaves a line."""
     arguments.check_place(to)
     with ConsoleReporter("bench", lines=lines, goes_on=AFTER_THE_LAST) as reporter:
         benchmark.reporter = reporter
-        return benchmark.run(to, retry_failed=retry_failed, estimate=estimate, engine=engine)
-
-
-def _list_units(benchmark: Benchmark) -> None:
-    units = benchmark.units()
-    for unit in units:
-        typer.echo(unit.title)
-    count = sum(len(unit.cells) for unit in units)
-    images = sum(unit.images for unit in units)
-    typer.echo(f"{counted(count, 'measurement')}, {counted(images, 'image')}", err=True)
+        return benchmark.run(to, retry_failed=retry_failed, engine=engine)
 
 
 def _method_options(words: Sequence[str] | None) -> dict[str, dict[str, Any]]:
@@ -225,36 +219,35 @@ def _print_summary(rows: Sequence[Row]) -> None:
 
     Many settings are shown below one another: they need no more width.
     """
-    found: dict[tuple[str, Setting, bool], list[Row]] = {}
+    found: dict[tuple[str, Setting, bool], list[Row]] = defaultdict(list)
     for row in rows:
-        place = _label(row.cell, rows), row.cell.setting, row.cell.corruption == CLEAN
-        found.setdefault(place, []).append(row)
-    labels = dict.fromkeys(label for label, _, _ in found)
-    places = sorted({(SETTINGS.index(setting), clean) for _, setting, clean in found})
-    settings = dict.fromkeys(SETTINGS[number] for number, _ in places)
+        found[_label(row.cell, rows), row.cell.setting, row.cell.corruption == CLEAN].append(row)
+    places = {(setting, clean) for _, setting, clean in found}
+    settings = [each for each in SETTINGS if {(each, True), (each, False)} & places]
     typer.echo(SUMMARY)  # as a title it would be wrapped to the width of the table
     if len(settings) <= MOST_ACROSS:
+        columns = [(each, clean) for each in settings for clean in (False, True)]
+        columns = [each for each in columns if each in places]
         table = Table(Column("method", no_wrap=True))
-        for number, clean in places:
-            table.add_column(SETTINGS[number] + ", clean" * clean, justify="right")
-        for label in labels:
-            means = (_mean(found.get((label, SETTINGS[n], clean), [])) for n, clean in places)
-            table.add_row(label, *means)
+        for setting, clean in columns:
+            table.add_column(setting + ", clean" * clean, justify="right")
+        for label in dict.fromkeys(label for label, _, _ in found):
+            table.add_row(label, *(_mean(found[label, *column]) for column in columns))
     else:
         table, kinds = Table("setting", "method"), sorted({clean for _, clean in places})
         for clean in kinds:
             table.add_column("clean" if clean else "corrupted", justify="right")
         for setting in settings:
             table.add_section()
-            own = dict.fromkeys(each for each, other, _ in found if other == setting)
+            own = dict.fromkeys(each for each, other, _ in list(found) if other == setting)
             for number, label in enumerate(own):
-                means = (_mean(found.get((label, setting, clean), [])) for clean in kinds)
+                means = (_mean(found[label, setting, clean]) for clean in kinds)
                 table.add_row("" if number else setting, label, *means)
     Console().print(table)
 
 
 def _label(cell: Cell, rows: Sequence[Row]) -> str:
-    """Return the method and whatever distinguishes its rows."""
+    """Return the method, and the values that distinguish its rows."""
     parts = [cell.method]
     own = [row.cell for row in rows if row.cell.method == cell.method]
     for name in VARIED:

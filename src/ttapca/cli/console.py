@@ -1,4 +1,4 @@
-"""What commands write: JSON and tables to standard output, progress and messages to standard error.
+"""The output of commands: JSON and tables to standard output, progress to standard error.
 
 Messages of the library are put into words of the command line.
 """
@@ -19,7 +19,6 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
     Task,
     TaskID,
     TextColumn,
@@ -45,12 +44,8 @@ def print_json(content: object) -> None:
 class ConsoleReporter:
     """A `Reporter` for people: bars on a terminal, cleared at the end, and notes everywhere.
 
-    Args:
-        title: How each note starts.
-        counted: What the bars count.
-        lines: Whether a finished task with facts leaves a line.
-        goes_on: Where the same command goes on after Ctrl-C, which is then said; empty if nowhere.
-        console: Where to write; standard error by default.
+    Each note starts with `title`. With `lines`, a finished task with facts leaves a line. After
+    Ctrl-C it says where the same command `goes_on`. It writes to standard error by default.
     """
 
     def __init__(
@@ -64,11 +59,11 @@ class ConsoleReporter:
     ) -> None:
         self._title, self._lines, self._goes_on = title, lines, goes_on
         self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        steps: tuple[ProgressColumn, ...] = (_Count(),)
+        in_bytes = (DownloadColumn(), TransferSpeedColumn())
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
-            *(steps if counted == "steps" else (DownloadColumn(), TransferSpeedColumn())),
+            *((_Count(),) if counted == "steps" else in_bytes),
             TimeRemainingColumn(),
             TextColumn("{task.fields[facts]}", markup=False),
             console=self._console,
@@ -83,7 +78,7 @@ class ConsoleReporter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Clear the bars, whatever happened."""
+        """Clear the bars, also after an error."""
         self._progress.stop()
         if kind is KeyboardInterrupt and self._goes_on:
             self.note(f"stopped; the same command goes on {self._goes_on}")
@@ -134,18 +129,16 @@ def _fits(shown: Table, console: Console) -> bool:
 def _transposed(table: ResultTable) -> ResultTable:
     from ttapca.benchmark.tables import Value
 
-    values = [[_narrow(value) for value in row[1:]] for row in table.rows]
+    def narrow(value: Value) -> Value:  # the half-width of an interval below its mean
+        return dataclasses.replace(value, text=value.text.replace(" ±", "\n±"))
+
+    values = [map(narrow, row[1:]) for row in table.rows]
     lines = zip(table.columns[1:], *values, strict=True)
     return dataclasses.replace(
         table,
         columns=("", *(row[0].text.replace("-", "-\n") for row in table.rows)),
         rows=tuple((Value(name), *values) for name, *values in lines),
     )
-
-
-def _narrow(value: Value) -> Value:
-    """Put the half-width of an interval below its mean."""
-    return dataclasses.replace(value, text=value.text.replace(" ±", "\n±"))
 
 
 def rich_table(table: ResultTable) -> Table:
@@ -175,26 +168,14 @@ def plain_table(*headings: str, **style: str) -> Table:
 
 # The option that stands for an argument of the library.
 OPTIONS = {
-    "filter": "--filter DIR",
-    "size": "--size N",
-    "shorter_side": "--shorter-side N",
-    "root": "--in DIR",
-    "corruption": "--corruption NAME",
-    "severity": "--severity N",
-    "overwrite": "--force",
-    "n_components": "--components",
-    "images": "--images N",
-    "streams": "--streams N",
-    "trials": "--trials N",
-    "layer": "--layer NAME",
-    "route": "--route NAME",
-    "weights": "--weights FILE",
-    "architecture": "--architecture",
-    "normalisation": "--normalise",
-    "eps": "--eps",
-    "any_size": "--any-size",
+    "filter": "--filter DIR", "size": "--size N", "shorter_side": "--shorter-side N",
+    "root": "--in DIR", "corruption": "--corruption NAME", "severity": "--severity N",
+    "overwrite": "--force", "n_components": "--components", "images": "--images N",
+    "streams": "--streams N", "trials": "--trials N", "layer": "--layer NAME",
+    "route": "--route NAME", "weights": "--weights FILE", "architecture": "--architecture",
+    "normalisation": "--normalise", "eps": "--eps", "any_size": "--any-size",
     "input_shape": "--input CxHxW",
-}
+}  # fmt: skip
 
 # Phrases that need other words here.
 PHRASES = (
@@ -227,9 +208,7 @@ ARGUMENT = re.compile(r"`(\w+)=([^`]*)`|\b(n_components|size)=(\d+)")
 
 
 def on_the_command_line(text: str) -> str:
-    """Return a message of the library with options of the command line instead of Python arguments.
-
-    Options of the command get their name; options of a method get the form of `--option`.
+    """Return a message of the library with options of the command line instead of arguments.
 
     Example:
         >>> on_the_command_line("All pictures must have one size. Give `size=` to resize them.")

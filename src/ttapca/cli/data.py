@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,6 @@ from ttapca.datasets import (
     DATA_SETS,
     DIGITS,
     FROST,
-    Holding,
     fetch,
     fetch_frost,
     find_data_set,
@@ -69,30 +67,27 @@ def list_(folder: arguments.DataFolder = None, as_json: arguments.AsJson = False
     with ConsoleReporter("list", "bytes") as report:
         holdings = inventory(root, report)
     if as_json:
-        found = [dataclasses.asdict(each) | {"folder": str(each.folder)} for each in holdings]
-        print_json([each | {"bytes": each.pop("size")} for each in found])
+        facts = [dataclasses.asdict(each) | {"folder": str(each.folder)} for each in holdings]
+        print_json([each | {"bytes": each.pop("size")} for each in facts])
         return
     width = max(map(len, DATA_SETS))
-    for name, size, facts in _lines(root, holdings):
-        typer.echo(f"  {name:{width}}  {size:>10}  {facts}" if name else facts)
+
+    def tell(name: str, size: str, facts: str) -> None:
+        typer.echo(f"  {name:{width}}  {size:>10}  {facts}")
+
+    typer.echo(f"Data sets in {root}")
+    for name in DATA_SETS:
+        found = [holding for holding in holdings if holding.name == name]
+        for each in found:
+            state = typer.style(each.state, fg=STATE_COLOURS[each.state])
+            tell(name, _megabytes(each.size), f"{state}: {each.detail}  ({each.folder.name})")
+        if not found:
+            tell(name, "-", f"{MISSING} {name}")
+    tell(FROST, "-", "verified" if has_frost(root) else f"{MISSING} {FROST}")
+    typer.echo("Part of the package")
+    tell(CIFAR10_500, _megabytes(shipped_size()), "500 test images of cifar10")
+    tell(DIGITS, "-", "1,797 handwritten digits of scikit-learn")
 
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
-
-
-def _lines(root: Path, holdings: list[Holding]) -> Iterator[tuple[str, str, str]]:
-    """Yield name, size and state of each data set; without a name, headings."""
-    yield "", "", f"Data sets in {root}"
-    for name in DATA_SETS:
-        found = [holding for holding in holdings if holding.name == name]
-        for holding in found:
-            state = typer.style(holding.state, fg=STATE_COLOURS[holding.state])
-            facts = f"{state}: {holding.detail}  ({holding.folder.name})"
-            yield name, _megabytes(holding.size), facts
-        if not found:
-            yield name, "-", f"{MISSING} {name}"
-    yield FROST, "-", "verified" if has_frost(root) else f"{MISSING} {FROST}"
-    yield "", "", "Part of the package"
-    yield CIFAR10_500, _megabytes(shipped_size()), "500 test images of cifar10"
-    yield DIGITS, "-", "1,797 handwritten digits of scikit-learn"

@@ -16,8 +16,6 @@ from ttapca.errors import OptionError
 from ttapca.support.progress import Steps
 
 if TYPE_CHECKING:
-    from ttapca.adaptation.adapter import Adapter
-    from ttapca.datasets import TensorBatches
     from ttapca.networks.evaluation import EvaluatedKind
 
 
@@ -43,11 +41,8 @@ def evaluate(
         Path | None, Option(metavar="DIR", exists=True, file_okay=False, help=FILTER)
     ] = None,
     forgetting: Annotated[
-        str | None, Option(help="episodic (after each batch; the default), online or continual.")
-    ] = None,
-    episodic: Annotated[
-        bool | None, Option("--episodic/--online", help="Short for --forgetting.")
-    ] = None,
+        str, Option(help="episodic (after each batch), online or continual.")
+    ] = "episodic",
     batch_size: Annotated[int, Option(min=1, help="Images per batch.")] = paper.BATCH_SIZE,
     steps: Annotated[int | None, Option(min=1, help="Gradient steps per batch.")] = None,
     lr: Annotated[float | None, Option(help="Learning rate of gradient steps.")] = None,
@@ -71,32 +66,38 @@ def evaluate(
     from ttapca._checks import Maybe, OneOf, check_option
     from ttapca.datasets import TensorBatches
     from ttapca.methods.method import registration
-    from ttapca.networks.evaluation import EvaluatedKind
+    from ttapca.networks.evaluation import EvaluatedKind, predict_all
 
     check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
-    if forgetting is not None and episodic is not None:
-        raise OptionError("Give --forgetting, or one of --episodic and --online; found both.")
-    setting = forgetting or ("online" if episodic is False else "episodic")
     source = network.source()
     shipped = source.shipped_filter if registration(method).method.needs_filter else None
     folder = filter or shipped
     test, chosen = images.read("test", corruption=corruption, severity=severity)
     own = {name: value for name, value in (("steps", steps), ("lr", lr)) if value is not None}
-    wishes = {"forgetting": setting, "outputs": outputs, **_options(option, own)}
+    wishes = {"forgetting": forgetting, "outputs": outputs, **_options(option, own)}
     fitted = None if folder is None else ttapca.load(folder)
     adapted = ttapca.adapt(source.load(), method, filter=fitted, **wishes)  # type: ignore[arg-type]
     batches = TensorBatches(test, batch_size, chosen.rows)
+    with ConsoleReporter() as reporter:
+        progress = Steps(reporter, "evaluating")
+        meaning = cast("EvaluatedKind | None", outputs)
+        found = predict_all(adapted, batches, outputs=meaning, progress=progress).evaluation()
+    values = dataclasses.asdict(found)
+    by_class = dict(zip(test.class_names, values.pop("accuracy_of_class"), strict=True))
     facts = {
         "model": source.name,
         "data": images.data,
         "corruption": corruption,
         "severity": severity,
         "method": method,
-        "setting": setting,
+        "setting": forgetting,
         "batch_size": batch_size,
         "outputs": outputs,
         "chosen": str(chosen),
-        **_measured(adapted, batches, cast("EvaluatedKind | None", outputs)),
+        **{name: value for name, value in values.items() if name not in TOO_LONG},
+        "accuracy": found.accuracy,
+        "images_per_second": found.images_per_second,
+        "accuracy_of_class": by_class,
         "parameters_adapted": adapted.n_parameters,
     }
     reports = ttapca.explain(adapted) if explain else []
@@ -111,7 +112,7 @@ def evaluate(
 
 
 def _options(words: list[str] | None, own: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of the method by name, with those that the command has itself."""
+    """Return the options of the method by name; `own` are options of the command."""
     form = "NAME=VALUE, such as statistics=source"
     options = dict(own)
     for name, text in arguments.method_options(words, form, own).items():
@@ -119,29 +120,11 @@ def _options(words: list[str] | None, own: dict[str, Any]) -> dict[str, Any]:
             raise OptionError(f"--option takes {form}; found `{name}={text}`.")
         if name in OWN_OPTIONS:
             raise OptionError(
-                f"--option takes what only the method knows; found `{name}={text}`: give "
+                f"--option is for options of the method alone; found `{name}={text}`: give "
                 f"{OWN_OPTIONS[name]} instead."
             )
         options[name] = arguments.value_of(text)
     return options
-
-
-def _measured(
-    adapted: Adapter, batches: TensorBatches, outputs: EvaluatedKind | None
-) -> dict[str, Any]:
-    from ttapca.networks.evaluation import predict_all
-
-    with ConsoleReporter() as reporter:
-        progress = Steps(reporter, "evaluating")
-        found = predict_all(adapted, batches, outputs=outputs, progress=progress).evaluation()
-    values = dataclasses.asdict(found)
-    by_class = dict(zip(batches.data.class_names, values.pop("accuracy_of_class"), strict=True))
-    return {
-        **{name: value for name, value in values.items() if name not in TOO_LONG},
-        "accuracy": found.accuracy,
-        "images_per_second": found.images_per_second,
-        "accuracy_of_class": by_class,
-    }
 
 
 def _sentence(facts: dict[str, Any]) -> str:

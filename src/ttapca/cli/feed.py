@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ttapca.datasets import Order
     from ttapca.serving.feeding import FedStream, Feeder, StreamPlan, Tally
 
-TOKEN_VARIABLE = "TTAPCA_TOKEN"  # noqa: S105 - the name of a variable
 LOOK = 0.25  # seconds between two looks at the streams
 DEFAULT_SCHEDULE = "clean 20s, gaussian_noise:5 20s, clean 20s"
 SCHEDULE = "Conditions and how long they last; once for each stream, or one for all."
@@ -35,7 +34,7 @@ class StreamOptions:
 
     stream: Annotated[str, Option(metavar="NAME", help="Name of the stream.")] = "camera-1"
     streams: Annotated[
-        int, Option(min=1, help="Feed so many at once: NAME-1, NAME-2, ... (camera-1, ...).")
+        int, Option(min=1, help="Number of streams at once: NAME-1, NAME-2, ... (camera-1, ...).")
     ] = 1
     schedule: Annotated[list[str] | None, Option(metavar="TEXT", help=SCHEDULE)] = None
     stagger: Annotated[
@@ -74,8 +73,7 @@ def feed(
         str, Argument(metavar="URL", help="The server's address.")
     ] = "http://127.0.0.1:8000",
     token: Annotated[
-        str | None,
-        Option(metavar="TOKEN", help=f"A token of the server (default: {TOKEN_VARIABLE})."),
+        str | None, Option(metavar="TOKEN", envvar="TTAPCA_TOKEN", help="A token of the server.")
     ] = None,
     wait: Annotated[
         str, Option(metavar="TIME", help="How long to wait for a server that is not there.")
@@ -91,8 +89,7 @@ def feed(
     from ttapca.serving.server_client import ServerClient
 
     plans = streams.plans(images.seed)
-    token = token or os.environ.get(TOKEN_VARIABLE) or None
-    client = ServerClient(url, token, parse_seconds(wait, "--wait"))
+    client = ServerClient(url, token or None, parse_seconds(wait, "--wait"))
     test, chosen = images.read("test")
     test = chosen.of(test)
     pace = Pace(streams.rate, streams.batch, cast("Order", images.order), streams.loop)
@@ -111,23 +108,21 @@ def feed(
 def _play(feeder: Feeder) -> None:
     """Feed, and show each stream in a line on a terminal, or else each new condition."""
     log = Console(file=sys.stderr, highlight=False)
-    with feeder:
-        if log.is_terminal:
-            with Live(console=log, refresh_per_second=1 / LOOK) as live:
-                while feeder.running(LOOK):
-                    live.update(now_table(feeder.streams))
-                live.update(now_table(feeder.streams))
-            return
-        told: dict[str, Tally] = {}
+    drawn = Live(console=log, refresh_per_second=1 / LOOK) if log.is_terminal else nullcontext()
+    told: dict[str, Tally] = {}  # the last of each stream
+    with feeder, drawn as live:
         going = True
         while going:
             going = feeder.running(LOOK)
+            if live is not None:
+                live.update(now_table(feeder.streams))
+                continue
             for stream in feeder.streams:
                 _tell_change(stream, told)
 
 
 def _tell_change(stream: FedStream, told: dict[str, Tally]) -> None:
-    """Write a line when the condition of a stream has changed; `told`: the last of each stream."""
+    """Write a line when the condition of a stream has changed."""
     name, now = stream.plan.name, stream.current
     before = told.get(name)
     if now is None or before is now:
@@ -179,17 +174,11 @@ def _summarise(streams: list[FedStream], as_json: bool) -> None:
     """Print how many answers were right, under each condition of each stream."""
     found = [(stream, tally) for stream in streams for tally in list(stream.totals.values())]
     if as_json:
+        counts = ("mode", "images", "right", "adapted")
         facts = [
-            {
-                "stream": stream.plan.name,
-                "condition": tally.step.title,
-                "mode": tally.mode,
-                "images": tally.images,
-                "right": tally.right,
-                "adapted": tally.adapted,
-                "late_seconds": round(stream.late, 3),
-                "retries": stream.retries,
-            }
+            {"stream": stream.plan.name, "condition": tally.step.title}
+            | {name: getattr(tally, name) for name in counts}
+            | {"late_seconds": round(stream.late, 3), "retries": stream.retries}
             for stream, tally in found
         ]
         print_json(facts)

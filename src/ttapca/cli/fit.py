@@ -105,22 +105,20 @@ def _batches(
     images: arguments.ImageOptions, size: int | None
 ) -> tuple[TensorBatches | Shards, tuple[int, ...], str]:
     """Return the batches to fit on, the shape of an image, and which images these are."""
+    from ttapca.benchmark.filters import FIT_BATCH
     from ttapca.datasets import TensorBatches, is_sharded
+
+    def batch_size(shape: tuple[int, ...]) -> int:
+        return size or max(1, min(FIT_BATCH, BATCH_NUMBERS // math.prod(shape)))
 
     if is_sharded(images.data):
         shards = images.shards()
         shape = shards.image_shape()
-        return shards.batched(size or _batch_size(shape)), shape, str(shards)
+        return shards.batched(batch_size(shape)), shape, str(shards)
     train, chosen = images.read("train")
     height, width, channels = train.images.shape[1:]
     shape = (channels, height, width)
-    return TensorBatches(train, size or _batch_size(shape), chosen.rows), shape, str(chosen)
-
-
-def _batch_size(shape: tuple[int, ...]) -> int:
-    from ttapca.benchmark.filters import FIT_BATCH
-
-    return max(1, min(FIT_BATCH, BATCH_NUMBERS // math.prod(shape)))
+    return TensorBatches(train, batch_size(shape), chosen.rows), shape, str(chosen)
 
 
 def _print(fitted: FittedFilter, to: Path, chosen: str, seconds: float) -> None:

@@ -84,19 +84,16 @@ def _print(
         style = "bold" if layer.name == table.recommended else None
         grid.add_row(*_row(layer, plans[layer.name]), style=style)
     console.print(grid)
-    times = "x".join(map(str, shape))
+    recommended = f"Recommended: {table.recommended}"
+    if table.recommended is None:
+        recommended = "No layer returns one tensor per forward pass, so none can carry a filter."
     console.print(
         f"\n{table.parameters:,} parameters, {table.multiply_adds / 1e6:,.1f} million "
-        f"multiply-adds for an image of {times}. The cost of a filter is relative to that."
+        f"multiply-adds for an image of {'x'.join(map(str, shape))}. The cost of a filter is "
+        "relative to that.\n"
+        f"Route and memory are those of a fit of {images:,} images; a layer without any needs more "
+        f"memory than there is.\n{recommended}"
     )
-    console.print(
-        f"Route and memory are those of a fit of {images:,} images; a layer without any needs "
-        "more memory than there is."
-    )
-    if table.recommended is None:
-        console.print("No layer returns one tensor per forward pass, so none can carry a filter.")
-    else:
-        console.print(f"Recommended: {table.recommended}")
     if table.advice:
         console.print(table.advice)
 
@@ -168,7 +165,10 @@ def methods(as_json: arguments.AsJson = False) -> None:
             "url": each.url,
             "needs": NEEDS[each.needs],
             "outputs": list(each.method.outputs),
-            "options": {name: _plain(value) for name, value in each.options.items()},
+            "options": {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in each.options.items()
+            },
         }
         for each in METHODS.values()
     ]
@@ -194,8 +194,3 @@ def methods(as_json: arguments.AsJson = False) -> None:
         )
         for text in filter(None, lines):
             typer.echo(wrapper.fill(text))
-
-
-def _plain(value: Any) -> Any:
-    """Return a default as JSON can hold it; None means that the method decides."""
-    return list(value) if isinstance(value, tuple) else value

@@ -39,10 +39,7 @@ def report(
 def write_report(
     results: Path, to: Path, remember: str = "", repaired: Sequence[RepairedImage] = ()
 ) -> int:
-    """Write the page of a results file, and return how many measurements it shows.
-
-    The page may begin with a line to remember, and show images that a method repaired.
-    """
+    """Write the page of a results file, and return how many measurements it shows."""
     from ttapca.benchmark import Results
     from ttapca.benchmark.report_page import report as page
 
@@ -90,8 +87,7 @@ def figure(
     if to is not None:
         if name is None:
             raise OptionError(
-                f"--to FILE is for one figure; found no NAME. Name one of those that `ttapca "
-                f"figure {results}` lists."
+                f"--to FILE is for one figure; found no NAME. `ttapca figure {results}` lists them."
             )
         check_place(to)
         check_format(to.suffix)

@@ -156,7 +156,7 @@ def reproduce(
     )
     benchmark = Benchmark(plan, source, root=arguments.cache_root(), folder=folder)
     place = to or Path(f"ttapca-{Path(data).name}")
-    _run_and_report(benchmark, place, estimate=True, engine=found)
+    _run_and_report(benchmark, place, engine=found)
 
 
 def _place(name: str, folder: Path | None) -> Path | None:

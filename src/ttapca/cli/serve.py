@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ttapca.benchmark.network_source import NetworkSource
     from ttapca.fitting.fitted_filter import FittedFilter
     from ttapca.networks.evaluation import EvaluatedKind
-    from ttapca.serving.service import Service
     from ttapca.serving.tokens import Tokens
 
 KEPT_FILTERS = "filters"  # a folder beside the data sets
@@ -39,7 +38,7 @@ MODES = "on, shadow (answers unchanged, counts what would change) or off."
 
 @dataclass(kw_only=True)
 class LimitOptions:
-    """Limits of the service; None for those of the library, which the help names in brackets."""
+    """Limits of the service; None for the library's own, which the help names in brackets."""
 
     max_batch: Annotated[int | None, Option(min=1, help="Images of a pass (64).")] = None
     max_wait: Annotated[
@@ -82,7 +81,8 @@ def serve(
     mode: Annotated[str, Option(help=f"Of new streams: {MODES}")] = "on",
     order: Annotated[str | None, Option(help=f"How images of a stream come: {ORDERS}")] = None,
     classes: Annotated[
-        Path | None, Option(metavar="FILE", help="Names of the classes, one a line.")
+        Path | None,
+        Option(metavar="FILE", exists=True, dir_okay=False, help="Names of classes, one a line."),
     ] = None,
     outputs: arguments.OutputsOption = None,
     input_shape: arguments.InputShape = None,
@@ -163,7 +163,13 @@ def serve(
         service = Service(
             pool, facts, tokens=known, limits=request_limits, metrics=measured, size=size
         )
-        typer.echo(_greeting(url_of(listening), service, state))
+        names = ", ".join(token.name for token in known.all)
+        typer.echo(
+            f"{url_of(listening)}  serves {facts.model} with a filter at {facts.filter}\n"
+            f"  streams  {len(pool.names()):,}, "
+            f"{f'kept in {state}' if state else 'not kept: --state FILE keeps them'}\n"
+            f"  access   {f'with the tokens of {names}' if names else 'from this machine'}"
+        )
         ended_by = run(service, listening)
     if ended_by == signal.SIGINT:
         raise KeyboardInterrupt
@@ -182,16 +188,6 @@ def _tokens(file: Path | None, host: str) -> Tokens:
             f"--host {host}. Give --tokens FILE; docs/production.md says how to write it."
         )
     return Tokens()
-
-
-def _greeting(url: str, service: Service, state: Path | None) -> str:
-    names = ", ".join(token.name for token in service.tokens.all)
-    return (
-        f"{url}  serves {service.facts.model} with a filter at {service.facts.filter}\n"
-        f"  streams  {len(service.pool.names()):,}, "
-        + (f"kept in {state}" if state else "not kept: --state FILE keeps them")
-        + f"\n  access   {f'with the tokens of {names}' if names else 'from this machine'}"
-    )
 
 
 def picture_size(
@@ -214,43 +210,35 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
     """Return the filter of a packaged network: one that ships, one that was kept, or a new one."""
     import ttapca
     from ttapca import networks
-    from ttapca.benchmark.filters import kept_filter
+    from ttapca.benchmark.filters import FIT_BATCH, kept_filter, recommended_layer, usual_fit
     from ttapca.benchmark.network_source import fingerprint, option_words
+    from ttapca.datasets import TensorBatches
+    from ttapca.networks.checkpoints import describe_weights
 
     if source.file not in networks.packaged():
-        fit = shlex.join(["ttapca", "fit", source.name, *option_words(source.words())])
+        command = shlex.join(["ttapca", "fit", source.name, *option_words(source.words())])
         raise OptionError(
             f"A network is served with a filter of its own; none was given for `{source.name}`. "
-            f"Fit one with `{fit} --data DATA --to my-filter`, and name it: --filter my-filter"
+            f"Fit one with `{command} --data DATA --to my-filter`, and name it: --filter my-filter"
         )
     if source.shipped_filter is not None:
         return ttapca.load(source.shipped_filter)
     kept = arguments.cache_root() / KEPT_FILTERS / f"{source.file}-{fingerprint(model)}"
+
+    def fit() -> FittedFilter:
+        data = str(describe_weights(source.file)["data"]["name"])
+        try:
+            train = arguments.read_images(data, "train", folder)
+        except DataNotFoundError as error:
+            raise OptionError(
+                f"Without --filter, one is fitted on the images that `{source.name}` was trained "
+                f"with; they are not there: {error} Or name a filter that you have: --filter DIR"
+            ) from error
+        layer = recommended_layer(model, train, reporter)
+        return usual_fit(model, layer, TensorBatches(train, FIT_BATCH), reporter=reporter)
+
     with ConsoleReporter() as reporter:
-        return kept_filter(kept, lambda: _fitted_now(source, model, folder, reporter), reporter)
-
-
-def _fitted_now(
-    source: NetworkSource, model: nn.Module, folder: Path | None, reporter: ConsoleReporter
-) -> FittedFilter:
-    """Fit a filter on the images that a packaged network was trained with."""
-    from ttapca.benchmark.filters import FIT_BATCH, recommended_layer, usual_fit
-    from ttapca.datasets import TensorBatches, load
-    from ttapca.networks.checkpoints import describe_weights
-
-    data = str(describe_weights(source.file)["data"]["name"])
-    task = f"reading {data}"
-    reporter.advance(task, 0, None)
-    try:
-        train = load(data, "train", root=folder or arguments.cache_root())
-    except DataNotFoundError as error:
-        raise OptionError(
-            f"Without --filter, one is fitted on the images that `{source.name}` was trained with; "
-            f"they are not there: {error} Or name a filter that you have: --filter DIR"
-        ) from error
-    reporter.advance(task, 1, 1)
-    layer = recommended_layer(model, train, reporter)
-    return usual_fit(model, layer, TensorBatches(train, FIT_BATCH), reporter=reporter)
+        return kept_filter(kept, fit, reporter)
 
 
 def _class_names(
@@ -289,8 +277,6 @@ def stated_names(source: NetworkSource, model: nn.Module) -> tuple[str, ...]:
 def _read_names(path: Path) -> tuple[str, ...]:
     try:
         text = read_bounded(path, OptionError).decode()
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError:
         raise OptionError(f"Names of classes must be text, one a line; {path} is not.") from None
     return tuple(line.strip() for line in text.splitlines() if line.strip())

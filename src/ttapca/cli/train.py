@@ -180,7 +180,8 @@ def train(
     as_json: arguments.AsJson = False,
 ) -> None:
     """Train a network; after a crash, the same command continues and gives the same weights."""
-    from ttapca.networks.runs import WEIGHTS
+    from ttapca.networks.runs import WEIGHTS, read_history
+    from ttapca.networks.runs import train as fit
 
     wishes.check(network.rotation_head)
     images, test = (
@@ -193,36 +194,18 @@ def train(
     if fingerprint == test.fingerprint():  # a path to one set of images serves as both
         typer.echo("train: no test split, so accuracy is that of the training images", err=True)
     description["data"] = {"name": str(data), "training_images": fingerprint}
-    with _event_writer(to, tensorboard) as events:
-        last = _run(model, images, test, options, to, description, events)
-    path = to / WEIGHTS
-    if as_json:
-        print_json({"weights": str(path), **dataclasses.asdict(last)})
-    else:
-        typer.echo(
-            f"{path}  test accuracy {last.test_accuracy:.2f} %  {counted(last.epoch, 'epoch')}"
-        )
+    writer: AbstractContextManager[Any] = nullcontext()
+    if tensorboard or (tensorboard is None and importlib.util.find_spec("tensorboard")):
+        from torch.utils.tensorboard import SummaryWriter
 
-
-def _run(
-    network: nn.Module,
-    images: Images,
-    test: Images,
-    options: TrainingOptions,
-    to: Path,
-    description: dict[str, Any],
-    events: Any,
-) -> EpochRecord:
-    """Train or go on, with notes and events of each epoch; return the record of the last one."""
-    from ttapca.networks.runs import read_history, train
-
+        writer = SummaryWriter(str(to / "tensorboard"))
     done, steps = len(read_history(to)), len(images) // options.batch_size
-    with ConsoleReporter("train", goes_on="after the last whole epoch") as reporter:
+    with writer as events, ConsoleReporter("train", goes_on="after the last whole epoch") as log:
         if done:
-            reporter.note(f"going on after epoch {done} of {options.epochs}")
+            log.note(f"going on after epoch {done} of {options.epochs}")
 
         def announce(record: EpochRecord) -> None:
-            reporter.note(
+            log.note(
                 f"epoch {record.epoch} of {options.epochs}: loss {record.loss:.3f}, training "
                 f"accuracy {record.train_accuracy:.2f} %, test accuracy "
                 f"{record.test_accuracy:.2f} %, {record.seconds:.1f} s"
@@ -231,27 +214,13 @@ def _run(
                 if name != "epoch" and value is not None:
                     events.add_scalar(name, value, record.epoch)
 
-        progress = Steps(reporter, "train", options.epochs * steps, done * steps)
-        history = train(
-            network,
-            images,
-            test,
-            options,
-            to,
-            description=description,
-            progress=progress,
-            on_epoch=announce,
+        progress = Steps(log, "train", options.epochs * steps, done * steps)
+        run: dict[str, Any] = {"description": description, "progress": progress}
+        last = fit(model, images, test, options, to, **run, on_epoch=announce)[-1]
+    path = to / WEIGHTS
+    if as_json:
+        print_json({"weights": str(path), **dataclasses.asdict(last)})
+    else:
+        typer.echo(
+            f"{path}  test accuracy {last.test_accuracy:.2f} %  {counted(last.epoch, 'epoch')}"
         )
-        return history[-1]
-
-
-def _event_writer(folder: Path, wanted: bool | None) -> AbstractContextManager[Any]:
-    """Return TensorBoard's writer, or a context of None if events are not wanted."""
-    if wanted is None:
-        wanted = importlib.util.find_spec("tensorboard") is not None
-    if not wanted:
-        return nullcontext()
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer: AbstractContextManager[Any] = SummaryWriter(str(folder / "tensorboard"))
-    return writer

@@ -6,7 +6,6 @@ import dataclasses
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -21,7 +20,6 @@ from ttapca.cli import arguments, completion
 from ttapca.cli.bench import AFTER_THE_LAST, exit_if_failed, refuse_without_effect
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
-from ttapca.support.disk import replace_file
 from ttapca.support.progress import counted
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ class SearchOptions:
         str | None, Option(metavar="RULE", help="Leave bad trials early: median or halving.")
     ] = None
     clean_weight: Annotated[
-        float, Option(min=0.0, help="What each point lost on clean images adds to the score.")
+        float, Option(min=0.0, help="Weight of points lost on clean images in the score.")
     ] = 0.0
     conditions: Annotated[
         str | None, Option(metavar="NAME:SEVERITY,...", help="Default: sixteen held-out ones.")
@@ -100,10 +98,6 @@ def tune(
         str, Option(help="train; or test, for data without images for training.")
     ] = "train",
     to: arguments.ResultsFile = Path("tuning.sqlite"),
-    plot: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Draw error against each option: .svg, .png, .pdf."),
-    ] = None,
     retry_failed: arguments.RetryFailed = False,
     jobs: arguments.Jobs = None,
     engine: arguments.EngineOption = None,
@@ -139,25 +133,24 @@ def tune(
     benchmark = Benchmark(plan, source, filter, *places, split=cast("Split", split))
     tuning = searching.tuning(method, benchmark, seed)
     refuse_without_effect(benchmark.plan, {"components": components})
-    if plot is not None:
-        from ttapca.benchmark.svg import check_format
-
-        arguments.check_place(plot, "--plot")
-        check_format(plot.suffix)
     found = arguments.engine(jobs, engine)
     arguments.check_place(to)
     with ConsoleReporter("tune", lines=True, goes_on=AFTER_THE_LAST) as reporter:
         benchmark.reporter = reporter
         tuned = tuning.run(to, engine=found, retry_failed=retry_failed)
-    if plot is not None:
-        from ttapca.benchmark.figures import tuning_figure
-        from ttapca.benchmark.svg import figure_file
-
-        replace_file(plot, figure_file(tuning_figure(tuned, tuning.space), plot.suffix))
     if as_json:
-        print_json(_facts(tuned))
+        facts = {
+            "method": tuned.method,
+            "images": tuned.images,
+            "seed": tuned.seed,
+            "conditions": [f"{name}:{severity}" for name, severity in tuned.conditions],
+            "best": tuned.best and tuned.best.options,
+            "source": _trial_facts(tuned.source),
+            "trials": [_trial_facts(trial) for trial in tuned.trials],
+        }
+        print_json(facts)
     else:
-        _print(tuned, tuning, to, plot)
+        _print(tuned, tuning, to)
     failed = sum(trial.status == "failed" for trial in tuned.trials)
     exit_if_failed(failed, "" if retry_failed else f"tune: {counted(failed, 'trial')} failed")
 
@@ -193,9 +186,10 @@ def _values(name: str, text: str) -> Choices | Range:
     return Range(low, high, found["log"] is not None, points)
 
 
-def _print(tuned: Tuned, tuning: Tuning, to: Path, plot: Path | None) -> None:
+def _print(tuned: Tuned, tuning: Tuning, to: Path) -> None:
     """Print trials, the best first, and how to use the best options."""
     from ttapca.benchmark.tuning import words_of
+    from ttapca.methods.method import registration
 
     Console().print(_table(tuned, weighted=tuning.clean_weight > 0))
     more = len(tuned.trials) - SHOWN
@@ -210,8 +204,6 @@ def _print(tuned: Tuned, tuning: Tuning, to: Path, plot: Path | None) -> None:
         f"{Path(plan.data).name}, {', '.join(plan.settings)}, batches of "
         f"{', '.join(map(str, plan.batch_sizes))}, seed {tuned.seed}"
     )
-    if plot is not None:
-        typer.echo(str(plot))
     if tuned.source.clean == 0:
         typer.echo(
             "The network makes no mistake on these clean images: it was trained on them, and what "
@@ -222,17 +214,10 @@ def _print(tuned: Tuned, tuning: Tuning, to: Path, plot: Path | None) -> None:
         values = words_of(options, f"{tuned.method}.")
         words = shlex.join(word for value in values for word in ("--option", value))
         typer.echo(f"bench:  {words}")
-        typer.echo(f"Python: {_python(tuned.method, options)}")
-
-
-def _python(method: str, options: Mapping[str, Any]) -> str:
-    """Return the call that adapts a model with these options."""
-    from ttapca.methods.method import registration
-
-    filtered = registration(method).method.needs_filter or options.get("filter")
-    words = ["model", f'"{method}"', *(["filter=fitted"] if filtered else [])]
-    words += [f"{name}={value!r}" for name, value in options.items() if name != "filter"]
-    return f"ttapca.adapt({', '.join(words)})"
+        filtered = registration(tuned.method).method.needs_filter or options.get("filter")
+        call = ["model", f'"{tuned.method}"', *(["filter=fitted"] if filtered else [])]
+        call += [f"{name}={value!r}" for name, value in options.items() if name != "filter"]
+        typer.echo(f"Python: ttapca.adapt({', '.join(call)})")
 
 
 def _table(tuned: Tuned, *, weighted: bool) -> Table:
@@ -265,18 +250,6 @@ def _table(tuned: Tuned, *, weighted: bool) -> Table:
 def _numbers(trial: Trial) -> list[str]:
     numbers = (trial.mean, trial.spread, trial.clean, trial.score)
     return ["" if number is None else f"{number:.2f}" for number in numbers]
-
-
-def _facts(tuned: Tuned) -> dict[str, Any]:
-    return {
-        "method": tuned.method,
-        "images": tuned.images,
-        "seed": tuned.seed,
-        "conditions": [f"{name}:{severity}" for name, severity in tuned.conditions],
-        "best": tuned.best and tuned.best.options,
-        "source": _trial_facts(tuned.source),
-        "trials": [_trial_facts(trial) for trial in tuned.trials],
-    }
 
 
 def _trial_facts(trial: Trial) -> dict[str, Any]:

@@ -4,7 +4,7 @@
   random numbers and parameters; `pixels` holds random numbers, smoothing and enlarging for all;
 - `catalogue` lists them and reads the strength of each from a table, `cifar_c.toml` or
   `imagenet_c.toml`;
-- `apply` corrupts images and draws a contact sheet; `writing` writes whole data sets.
+- `apply` corrupts images; `writing` writes whole data sets.
 
 Nothing here prints, reads the environment or knows of adaptation.
 """

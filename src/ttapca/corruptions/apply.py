@@ -1,4 +1,4 @@
-"""Corrupt images of any size, and draw a contact sheet: one image under many corruptions."""
+"""Corrupt images of any size."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
 
 from ttapca._checks import Whole, check_option
 from ttapca.corruptions.catalogue import (
     CIFAR_C,
     SEVERITIES,
-    STANDARD,
     TEXTURE_SCALE,
     TEXTURES,
     SeverityTable,
@@ -27,7 +25,6 @@ from ttapca.corruptions.weather import (
     SHRUNK_BY,
     TEXTURE_FILES,
     choose_textures,
-    load_textures,
     textures_ship,
 )
 from ttapca.errors import OptionError, PixelTypeError, ShapeError
@@ -35,13 +32,6 @@ from ttapca.errors import OptionError, PixelTypeError, ShapeError
 SMALLEST_SIDE = 32
 _TEXTURE_SIDE = 256  # pixels of a drawn frost texture
 _VALUES_PER_PIECE = 512 * 32 * 32 * CHANNELS  # measured: nearly the fastest, in less than 200 MB
-
-# The contact sheet, in pixels.
-_SIDE = 128  # that images are enlarged to, or nearly
-_GAP = 12
-_TEXT = 14
-_COLUMNS = 4  # the clean image and fifteen corruptions fill four by four
-_PAPER, _INK = (255, 255, 255), (20, 20, 20)
 
 
 def corrupt(
@@ -250,74 +240,3 @@ def _drawn_frost(random: np.random.Generator) -> Pixels:
     ridges = np.exp(-np.abs(cloud) / cloud.std())  # 1 where the cloud changes sign
     grey: Pixels = np.rint(60 + 195 * ridges).astype(np.uint8)
     return np.repeat(grey[..., None], CHANNELS, axis=2)
-
-
-def contact_sheet(
-    image: Pixels,
-    *,
-    index: int = 0,
-    corruptions: Sequence[str] = STANDARD,
-    severities: Sequence[int] = (5,),
-    seed: int = 0,
-    table: str | Path | None = None,
-    textures: str | Path | tuple[Pixels, ...] | None = None,
-) -> Image.Image:
-    """Draw an image next to its corruptions, enlarged, with captions.
-
-    With one severity, the sheet is a grid that starts with the clean image. With several, each
-    corruption has a row: the clean image, then one severity after another.
-
-    Args:
-        image: uint8, (height, width, 3).
-        index: Its index in its data set, which decides its random numbers.
-        corruptions: In the order in which they are shown.
-        severities: One or more.
-        seed: As for `corrupt`.
-        table: Likewise.
-        textures: Likewise.
-
-    Raises:
-        OptionError: There is nothing to show. Also all errors of `corrupt`.
-
-    Example:
-        >>> image = np.full((32, 32, 3), 100, dtype=np.uint8)
-        >>> contact_sheet(image, corruptions=["fog", "snow"]).size
-        (432, 166)
-    """
-    if not corruptions or not severities:
-        raise OptionError("A sheet shows at least one corruption and one severity; found none.")
-    images = image[None] if isinstance(image, np.ndarray) else image
-    check_images(images)
-    if "frost" in corruptions and isinstance(textures, str | Path):
-        textures = load_textures(textures)  # once for all severities
-
-    pictures = [] if len(severities) > 1 else [("clean", image)]
-    for name in corruptions:
-        if len(severities) > 1:
-            pictures.append((name, image))
-        for each in severities:
-            made = corrupt(images, name, each, seed, start=index, table=table, textures=textures)
-            caption = f"severity {each}" if len(severities) > 1 else name
-            pictures.append((caption, np.asarray(made[0])))
-    columns = 1 + len(severities) if len(severities) > 1 else min(_COLUMNS, len(pictures))
-    return _draw(pictures, columns)
-
-
-def _draw(pictures: Sequence[tuple[str, Pixels]], columns: int) -> Image.Image:
-    height, width = pictures[0][1].shape[:2]
-    factor = max(1, _SIDE // min(height, width))
-    large = (width * factor, height * factor)
-    across, down = large[0] + _GAP, large[1] + _TEXT + _GAP
-    rows = -(-len(pictures) // columns)
-    sheet = Image.new("RGB", (columns * across + _GAP, rows * down + _GAP), _PAPER)
-    pen = ImageDraw.Draw(sheet)
-    font = ImageFont.load_default(_TEXT)
-    for place, (caption, pixels) in enumerate(pictures):
-        left, top = _GAP + place % columns * across, _GAP + place // columns * down
-        words = caption.replace("_", " ")
-        while pen.textlength(words, font) > large[0]:
-            words = words[:-1]
-        pen.text((left, top - _GAP // 2), words, _INK, font)
-        enlarged = Image.fromarray(pixels).resize(large, Image.Resampling.NEAREST)
-        sheet.paste(enlarged, (left, top + _TEXT))
-    return sheet
