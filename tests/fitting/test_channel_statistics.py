@@ -16,7 +16,7 @@ from ttapca.errors import SavedFilterError
 from ttapca.fitting.channel_statistics import MEASURED, ONE_IN, SourceChannels
 from ttapca.fitting.model_inputs import KEPT_PARTS, KEPT_SAMPLES, ModelInputs
 from ttapca.fitting.store import read_folder, write_folder
-from ttapca.spectral.class_plan import LayerClasses
+from ttapca.spectral.source_classes import LayerClasses
 
 
 class Transformer(nn.Module):

@@ -20,10 +20,8 @@ FIELDS = [each.name for each in dataclasses.fields(Constants)]
 # In each module of the closed form, all numbers at its top that steer nothing: guards against
 # rounding, sizes of parts and of samples, seeds, and iterations of which more change nothing.
 OTHER_NUMBERS = {
-    "spectral/calibration.py": "TOGETHER DRAWS SEED LEEWAY_STEPS MOST_WITH_LEEWAY TINY",
-    "spectral/shrinkage.py": "",
-    "spectral/conditions.py": "HALVES_OF_NORMAL STEPS",
-    "spectral/appearances.py": "FEWEST_SOURCE LEAST LEAST_DEVIATION",
+    "spectral/calibration.py": "DRAWS SEED LEEWAY_STEPS MOST_WITH_LEEWAY TINY",
+    "spectral/conditions.py": "HALVES_OF_NORMAL STEPS FEWEST_SOURCE LEAST LEAST_DEVIATION",
     "spectral/image_statistics.py": (
         "NORMAL LOOKED_AT LOOKED_AT_VALUES LARGE STRIP EVERY GLANCED NOISE_VALUES DRAWS SEED "
         "TOGETHER DISTANCES TEXTURES LEAST_SIDE MOST_CHANNELS"
@@ -32,7 +30,6 @@ OTHER_NUMBERS = {
         "LARGEST_RANK NO_DIRECTION SMALLEST_RATIO MOST_FEATURES IMAGES_A_FEATURE"
     ),
     "spectral/chain.py": "TINY LEAST_PROBABILITY MOST_NATS LARGEST STEPS",
-    "spectral/class_plan.py": "",
     "spectral/closed_form_rule.py": "TINY LARGE",
     "spectral/closed_form.py": "",
     "spectral/stream_batch.py": "",

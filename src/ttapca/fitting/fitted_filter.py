@@ -42,12 +42,12 @@ from ttapca.fitting.store import read_filter, save_filter
 from ttapca.spectral import closed_form as closed_form  # so that its gains are known by name
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.calibration import band_edges
+from ttapca.spectral.closed_form_rule import class_reach
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import Gain, GainName, SourceComponents, make_gain
 from ttapca.spectral.pca import MOST_DROPPED
 from ttapca.spectral.randomised import singular_value_error
 from ttapca.spectral.resemblance import Resemblance
-from ttapca.spectral.shrinkage import class_reach
 from ttapca.spectral.source_classes import PairStatistic, SourceClasses
 
 # Users are warned of a filter that changes more source predictions than this. Variance is a poor
@@ -88,8 +88,8 @@ class FittedFilter:
             (samples,). None where that is less than a ten-thousandth of the variance, and in
             filters saved by an older ttapca.
         class_reach_: How far the mean of the farthest class lies from the mean of all, in squared
-            deviations within classes, shape (components,); see `ttapca.spectral.shrinkage`. None if
-            the model predicts no classes, and in filters saved by an older ttapca.
+            deviations within classes, shape (components,). None if the model predicts no classes,
+            and in filters saved by an older ttapca.
         outliers_: How far values of some source images stray from those around them, and how many
             do, shape (samples, 3); see `ttapca.spectral.image_statistics`. None if the filter does
             not act on the model's input images, and in filters saved by an older ttapca.
@@ -426,7 +426,7 @@ class FittedFilter:
         gain = self.spectral_filter(closed_form.ClosedFormGain).gain
         if not isinstance(gain, closed_form.ClosedFormGain):
             raise TypeError("A filter has the gain that it was asked for.")
-        usual = gain.normal.batches_of(samples).usual(gain.threshold)
+        usual = gain.normal.batches_of(samples).normal_range(gain.threshold)
         away = usual.reach * len(usual.mean) / usual.precision.diagonal()
         return float(away.sqrt().median().exp())
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ttapca.errors import LayerOutputError
 from ttapca.spectral.chain import ChainState, design_effect
-from ttapca.spectral.class_plan import ClassPlan, Places
 from ttapca.spectral.conditions import ConditionStates
+from ttapca.spectral.source_classes import ClassPlan, StreamPositions
 from ttapca.spectral.stream_state import (
     AlarmState,
     LayerMoments,
@@ -40,7 +40,7 @@ SettleLayers = Callable[["StreamBatch"], tuple[LayerMoments, Sequence[bool]] | N
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class ImageRows:
     """Whose images a batch holds, and what is done with each.
 
     Attributes:
@@ -53,9 +53,9 @@ class Rows:
     counted: Tensor
     filtered: Tensor
 
-    def some(self, chosen: Tensor) -> Rows:
+    def some(self, chosen: Tensor) -> ImageRows:
         """Return the same of some of the images."""
-        return Rows(self.stream[chosen], self.counted[chosen], self.filtered[chosen])
+        return ImageRows(self.stream[chosen], self.counted[chosen], self.filtered[chosen])
 
 
 class StreamBatch:
@@ -102,7 +102,7 @@ class StreamBatch:
         *,
         memory: float = math.inf,
         size: int | None = None,
-        rows: Rows | None = None,
+        rows: ImageRows | None = None,
         counts: bool = True,
         plan: ClassPlan | None = None,
     ) -> None:
@@ -153,11 +153,11 @@ class StreamBatch:
         """
         if self.rows is None:
             everybody = torch.ones_like(images)
-            self.rows = Rows(torch.zeros_like(images, dtype=torch.long), everybody, everybody)
+            self.rows = ImageRows(torch.zeros_like(images, dtype=torch.long), everybody, everybody)
             self.group_of = self.rows.stream
         kept = ~images
         rows = self.rows
-        self.rows = Rows(rows.stream, rows.counted & kept, rows.filtered & kept)
+        self.rows = ImageRows(rows.stream, rows.counted & kept, rows.filtered & kept)
         self.implausible, self._counted_images = images, None
 
     # Groups ----------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ class StreamBatch:
 
     # The end of a pass -----------------------------------------------------------------------
 
-    def counted_images(self) -> Places:
+    def counted_images(self) -> StreamPositions:
         """Return, for each stream, which images of it are counted, in order of arrival."""
         if self._counted_images is None:
             if self.rows is None:
