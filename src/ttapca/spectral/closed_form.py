@@ -1,9 +1,9 @@
-"""Gains in closed form: nothing is learned, they follow from the spectrum of the test data.
+"""Gains in closed form: they follow from the spectrum of the test data, and nothing is learned.
 
-`ClosedFormGain` shows the components of a batch to its streams, and applies the rule of
-`ttapca.spectral.closed_form_rule` to what these have shown by then. It does so for any number of
-streams: an adapter has one, a service many in a pass. `PulledGain` multiplies the result by a
-factor that gradient steps may learn.
+`ClosedFormGain` adds the components of a batch to the spectra of its streams, and applies the rule
+of `ttapca.spectral.closed_form_rule` to these. It does so for any number of streams: an adapter has
+one, a service many in a pass. `PulledGain` multiplies the result by a factor that gradient steps
+may learn.
 """
 
 from __future__ import annotations
@@ -48,23 +48,19 @@ WIENER = {"shrink": 1.0, "restore": CONSTANTS.restore}
 class ClosedFormGain(ClosedFormRule):
     """Gains in closed form from the energies of streams.
 
-    A call with components shows these to their streams, if this pass counts, and returns the gains
-    for all that was seen. Older samples count less and less.
-
-    If normalisation layers restore a lost scale by themselves, only the rest of it is restored
-    here.
+    A call with components adds these to their streams, if this pass counts, and returns the gains
+    for all samples so far. Older samples count less and less. If normalisation layers restore a
+    lost scale by themselves, only the rest of it is restored here.
 
     Args:
         source: Deviations and energies of the source components.
-        memory: Samples after which what was seen counts 1 / e. A stream that the gain joins has its
-            own.
-        states: How many conditions of images are told apart at most, each with gains of its own;
-            see `ttapca.spectral.conditions`.
-        **options: Options of `ClosedFormRule`.
+        memory: Samples after which a sample counts 1 / e. A stream that the gain joins has its own.
+        states: Conditions of images that are told apart at most, each with gains of its own; see
+            `ttapca.spectral.conditions`. **options: Options of `ClosedFormRule`.
 
     Attributes:
-        conditions: Tells conditions apart; None if nobody does.
-        number: Which of the filters of its streams it is.
+        conditions: Tells conditions apart; None if it cannot.
+        number: Of the filter in its streams.
 
     Raises:
         OptionError: An option makes no sense, or the filter has no energies.
@@ -103,12 +99,12 @@ class ClosedFormGain(ClosedFormRule):
     def join(self, stream: Stream) -> None:
         """Belong to this stream, or to all streams that take turns in it."""
         self.stream = stream
-        self.number = stream.add_filter(self.nothing_seen(), self._take)
+        self.number = stream.add_filter(self.empty_spectrum(), self._take)
         if self.conditions is not None:
             stream.declare_state(conditions=self.conditions.nothing_known())
 
-    def nothing_seen(self) -> Spectrum:
-        """Return what was seen of a new stream, in one row."""
+    def empty_spectrum(self) -> Spectrum:
+        """Return the spectrum of a new stream, in one row."""
         ones = self.variances.new_ones(1, len(self.variances))
         none = torch.zeros(1, dtype=torch.float64)
         mean = torch.zeros_like(ones) if self.center else None
@@ -149,7 +145,7 @@ class ClosedFormGain(ClosedFormRule):
         rest: Tensor | None = None,
         size: OtherSize | None = None,
     ) -> Tensor:
-        """Show a batch to its streams if this pass counts, and return the gains; see `Gain`.
+        """Add a batch to its streams if this pass counts, and return the gains; see `Gain`.
 
         Raises:
             ShapeError: Samples of another size are exported.
@@ -172,7 +168,7 @@ class ClosedFormGain(ClosedFormRule):
         return gains.to(self.variances)
 
     def _opened(self, length: int) -> StreamBatch:
-        """Return the batch that some samples belong to."""
+        """Return the batch of these samples."""
         found = self._batch
         if found is None or self.stream.batch is not None or self.number in found.scalings:
             found = self.stream.opened(length)
@@ -198,7 +194,7 @@ class ClosedFormGain(ClosedFormRule):
         return self._scaling(table.row(condition)).gains[0].to(self.variances)
 
     def _scaling(self, seen: Spectrum) -> Scaling:
-        """Return what follows from what groups have shown; nothing from those without samples."""
+        """Return the scaling of groups; those without samples pass as they are."""
         given_back, restore = self.stream.given_back, None
         if given_back is not None:
             restore = self.restore * (1 - given_back.by(seen.samples))
@@ -206,20 +202,16 @@ class ClosedFormGain(ClosedFormRule):
         if torch.compiler.is_exporting() or bool((seen.samples > 0).all()):
             return found
         some = seen.samples > 0
-        column = some.to(found.gains.device)[:, None]
-        return Scaling(
-            found.gains.where(column, 1.0),
-            found.shift.where(some, 0.0),
-            found.unusual.where(some, 0.0),
-            None if found.offset is None else found.offset.where(column, 0.0),
-            None if found.rest_gain is None else found.rest_gain.where(some, 1.0),
-            None if found.rest_offset is None else found.rest_offset.where(column, 0.0),
-        )
+        masked = {}
+        for name, each in found.tensors().items():
+            chosen = some.to(each.device).reshape(-1, *[1] * (each.dim() - 1))
+            masked[name] = each.where(chosen, 1.0 if name in ("gains", "rest_gain") else 0.0)
+        return Scaling(**masked)
 
     def _show(
         self, batch: StreamBatch, components: Tensor, rest: Tensor | None, size: OtherSize | None
     ) -> None:
-        """Add samples to what their streams have shown, and find what follows."""
+        """Add samples to their streams, and find the scaling."""
         before = batch.spectrum_before(self.number)
         newer = self._shown(batch, components, rest, size)
         # In a batch of several streams, each is looked at by itself when its logits are there.
@@ -236,7 +228,7 @@ class ClosedFormGain(ClosedFormRule):
     def _shown(
         self, batch: StreamBatch, components: Tensor, rest: Tensor | None, size: OtherSize | None
     ) -> Spectrum:
-        """Return what samples show of their groups."""
+        """Return the spectra of samples by group."""
         group = SampleGroups(batch, components.shape[0])
         mean, square = group.moments(components)
         found = Spectrum(
@@ -256,9 +248,7 @@ class ClosedFormGain(ClosedFormRule):
     def _of_each(self, values: Tensor, passed: float) -> Tensor:
         """Return the row of the only group, or that of each sample of the last call.
 
-        Args:
-            values: Of groups, shape (groups, numbers).
-            passed: For samples that pass as they are.
+        Samples that pass as they are have the value `passed`.
         """
         batch, length = self._batch, self._length
         frozen = torch.compiler.is_exporting() and self.stream.batch is None
@@ -275,7 +265,7 @@ class ClosedFormGain(ClosedFormRule):
         return torch.where(filtered.to(values.device)[:, None], values, passed)
 
     def _last_scaling(self) -> Scaling | None:
-        """Return what followed from the last call; in a frozen program, from the stream so far."""
+        """Return the scaling of the last call; in a frozen program, that of the stream so far."""
         batch, stream = self._batch, self.stream
         if stream.batch is not None or not torch.compiler.is_exporting():
             return None if batch is None else batch.scalings.get(self.number)
@@ -290,7 +280,7 @@ class ClosedFormGain(ClosedFormRule):
         return found.row(batch.groups.index((0, stream.state.latest)))
 
     def _take(self, state: StreamState) -> None:
-        """Find what follows from a stream that was put in place, for whoever exports it."""
+        """Compute the scaling of a stream that was put in place, for an exporter."""
         table = state.spectra[self.number]
         self._loaded = state, self._scaling(table.row(min(state.latest, len(table) - 1)))
 
@@ -317,17 +307,13 @@ class ClosedFormGain(ClosedFormRule):
             return 1.0
         return self._of_each(found.rest_gain.to(self.variances)[:, None], 1.0)
 
-    # What a stream says ----------------------------------------------------------------------
+    # Evidence --------------------------------------------------------------------------------
 
     def evidence_in(self, state: StreamState, skew: float = 0.0) -> Evidence | None:
-        """Return what a stream says about a shift; None before its first batch.
+        """Return the evidence of a stream for a shift; None before its first batch.
 
-        If conditions are told apart, that of the surest one; see `StreamState`.
-
-        Args:
-            state: Of the stream.
-            skew: How surely its images are of few classes, from 0 to 1, if that was not known when
-                they came.
+        If conditions are told apart, that of the surest one. `skew` is how surely its images are of
+        few classes, from 0 to 1, if that was not known when they came.
         """
         seen = state.spectra[self.number].row(state.surest)
         samples = float(seen.samples)
@@ -346,11 +332,7 @@ class ClosedFormGain(ClosedFormRule):
 
 
 class SampleGroups:
-    """Means over the samples of each group of a batch, as far as they are counted.
-
-    Attributes:
-        counts: How many samples of each group are counted, float64, shape (groups,).
-    """
+    """Counts and means of the counted samples of each group of a batch."""
 
     def __init__(self, batch: StreamBatch, length: int) -> None:
         self._of, self._weights = batch.group_of_each(length), batch.chosen("counted", length)
@@ -392,12 +374,8 @@ class SampleGroups:
 class PulledGain(ClosedFormGain):
     """The closed form times a learned, bounded factor for each component.
 
-    Factors start at 1, and `ttapca.methods.wiener` pulls them back there.
-
-    Args:
-        source: As for `ClosedFormGain`.
-        limit: Factors stay between 1 / limit and limit.
-        **options: Options of `ClosedFormGain`.
+    Factors start at 1, stay between 1 / `limit` and `limit`, and are pulled back to 1 by
+    `ttapca.methods.wiener`.
     """
 
     def __init__(
