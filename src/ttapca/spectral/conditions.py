@@ -2,28 +2,18 @@
 
 One set of gains and statistics cannot serve a batch in which every image may have another
 condition. So a stream can have several *states*, one for each condition, and each image is served
-by the state that it is nearest to.
+by the state that it is nearest to, by its appearance (`Appearances`).
 
-Its appearance tells which one that is (`ttapca.spectral.conditions`).
+- **A new state** begins if the recent images of a state can be cut into two clearly separate
+groups. Two halves of a normal distribution keep 36 % of its variance, two halves of an even one 25
+%; the images of two conditions keep less than that. - **Back to normal.** An image that is much
+nearer to the source than to any state begins a state at once. - **A stranger** is farther from
+every state than any source image is from the source. It begins a state at once, so that a few
+broken images do not spoil another one. - **One condition at a time** is the common case: if the
+images of a batch are about as near to their own mean as each is to its nearest state, the whole
+batch belongs to one state.
 
-**A new state.** There is one state at first. The images that a state had of late are split in two
-along a direction in which they vary most, where the split leaves two clearly separate groups: far
-apart, and each so narrow that they cannot be the two halves of one. One condition does not do that,
-however much its images vary: two halves of a normal distribution keep 36 % of its variance, two
-halves of an even one 25 %. The images of two conditions keep less than that.
-
-**Back to normal.** When a condition ends, what follows looks like the source, and that is known
-beforehand: an image that is much nearer to the source than to any state begins a state at once.
-
-**A stranger** is farther from every state than any source image is from the source. It begins a
-state at once as well. So a few broken images do not spoil what a state has seen.
-
-**One condition at a time** is what most streams have. Where the images of a batch are about as
-near to their own mean as each is to its nearest state, the whole batch belongs to one state: the
-one nearest to its mean, or a new one if all are far from it.
-
-A condition that comes back finds the state that it had, unless all places were taken in the
-meantime: then a state that has not been seen for long gives its place to a new one.
+A condition that comes back finds its state again, unless that gave its place to a newer one.
 """
 
 from __future__ import annotations
@@ -58,9 +48,13 @@ LEAST_DEVIATION = 1e-6
 class Appearances:
     """Describes images in units of how source images vary.
 
+    An image is described by the logarithms of its band energies and textures
+    (`ttapca.spectral.image_statistics`), in units in which source images vary by 1 in every
+    direction. So the subject of an image counts little, and its condition much.
+
     Args:
         energies: Band energies of source images, shape (images, bands).
-        textures: Textures of the same images, shape (images, numbers); None where they have none.
+        textures: Textures of the same images, shape (images, numbers), if they have any.
         constants: See `ttapca.spectral.constants`.
 
     Attributes:
@@ -94,13 +88,10 @@ class Appearances:
         self._whiten = torch.linalg.cholesky(torch.linalg.inv(correlations + ridge))
         self._unwhiten = torch.linalg.inv(self._whiten).numpy()
         self.known = len(measured) >= FEWEST_SOURCE * self.size
-        self.reach = self._reach(float((unit @ self._whiten).square().sum(1).max()), len(unit))
-
-    @staticmethod
-    def _reach(farthest: float, images: int) -> float:
-        """Return a squared distance as it is if the image is left out of mean and covariance."""
+        # As it is if the image is left out of mean and covariance.
+        farthest, images = float((unit @ self._whiten).square().sum(1).max()), len(unit)
         left = max(1 - images * farthest / (images - 1) ** 2, 1 / images)
-        return farthest * images**2 * (images - 2) / (images - 1) ** 3 / left
+        self.reach = farthest * images**2 * (images - 2) / (images - 1) ** 3 / left
 
     @property
     def size(self) -> int:
@@ -126,37 +117,30 @@ def _beside(energies: Tensor, textures: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class KnownConditions:
-    """What is known of the conditions of one stream.
+    """The conditions of one stream, in float64."""
 
-    Attributes:
-        centres: Appearance of each state, float64, shape (states, numbers).
-        weights: How many images of late each state had, float64, shape (states,).
-        searched: Appearances of the last images in which states were looked for, float64, shape
-            (images, numbers).
-        unsearched: Those of the images since then. Kept apart, so that a single image more does not
-            make a copy of hundreds.
-    """
-
-    centres: Numbers
-    weights: Numbers
+    centres: Numbers  # appearance of each state, shape (states, numbers)
+    weights: Numbers  # number of recent images of each state, shape (states,)
+    # Appearances of the last images in which states were looked for, shape (images, numbers).
     searched: Numbers
+    # Appearances of the images since then; apart, so that one more does not copy hundreds.
     unsearched: Numbers
 
     @classmethod
     def none(cls, size: int) -> Self:
-        """Return what is known of a new stream, where so many numbers describe an image."""
+        """Return the conditions of a new stream, whose images have descriptions of this size."""
         nothing = np.zeros((0, size))
         return cls(nothing, np.zeros(0), nothing, nothing)
 
     def last(self, count: int) -> Numbers:
-        """Return the appearances of so many last images, or of fewer if there are no more."""
+        """Return the appearances of up to this many last images."""
         missing = count - len(self.unsearched)
         if missing <= 0:
             return self.unsearched[-count:]
         return np.concatenate([self.searched[-missing:], self.unsearched])
 
     def with_images(self, appearances: Numbers, most: int, memory: float) -> KnownConditions:
-        """Return the same with these among so many last images, and a state if there was none."""
+        """Return the same with up to `most` more recent images, and a state if there was none."""
         unsearched = np.concatenate([self.unsearched, appearances])[-most:]
         weights = self.weights * math.exp(-len(appearances) / memory)
         known = replace(self, weights=weights, unsearched=unsearched)
@@ -170,7 +154,7 @@ class KnownConditions:
         return replace(self, centres=centres, weights=weights)
 
     def present(self, images: int = CONSTANTS.block) -> NDArray[np.int64]:
-        """Return the states that more than one of so many last images had, in order."""
+        """Return the states that more than one of the last images had, in order."""
         last = self.last(images)
         if len(last) < 2 or not len(self.centres):
             return np.zeros(1, dtype=np.int64)
@@ -180,11 +164,11 @@ class KnownConditions:
 
 
 class ConditionStates:
-    """The states of a stream: finds them, and says which one each image belongs to.
+    """Finds the states of a stream, and says which one each image belongs to.
 
     Args:
         describe: Describes images.
-        most: How many states there may be.
+        most: Number of states at most.
         constants: See `ttapca.spectral.constants`.
 
     Example:
@@ -206,8 +190,8 @@ class ConditionStates:
         self.describe = describe
         self.most = most
         self.constants = constants
-        # How many images are looked at for a new state, how many show together whether they have
-        # one condition, and how few can be a condition.
+        # Images that are searched for a new state, that show together whether they have one
+        # condition, and of the smallest condition.
         self._recent = round(2 * constants.memory)
         self._enough, self._fewest = constants.block // 2, constants.block // 8
         self._reach = constants.beyond * describe.reach  # squared distance of a stranger
@@ -220,13 +204,9 @@ class ConditionStates:
         most: int,
         constants: Constants = CONSTANTS,
     ) -> ConditionStates | None:
-        """Return what tells conditions apart, or None where too little is known of the source.
+        """Return the finder of states; None for one state, or if too little is known of the source.
 
-        Args:
-            energies: Band energies of source images, shape (images, bands), or None.
-            textures: Textures of the same images, shape (images, numbers), or None.
-            most: How many states there may be; with 1, nobody tells them apart.
-            constants: See `ttapca.spectral.constants`.
+        Energies and textures are those of `Appearances`.
         """
         if most == 1 or energies is None:
             return None
@@ -234,24 +214,22 @@ class ConditionStates:
         return cls(describe, most, constants) if describe.known else None
 
     def nothing_known(self) -> KnownConditions:
-        """Return what is known of a new stream."""
+        """Return the conditions of a new stream."""
         return KnownConditions.none(self.describe.size)
 
     def told_apart(
         self, known: KnownConditions, appearances: Numbers
     ) -> tuple[KnownConditions, NDArray[np.int64], set[int]]:
-        """Return what is known of a stream after some images, and the number of each one's state.
+        """Return the conditions after some images, the state of each, and the states that began.
 
-        And the states that began with them: what was known of a state in their place is void.
-
-        Args:
-            known: What was known of it before; not written into.
-            appearances: Shape (images, numbers).
+        Everything that was known of an older state in the place of a new one is void.
         """
         before, known = known, known.with_images(appearances, self._recent, self.constants.memory)
         begun: set[int] = set()
         large = len(appearances) >= self._enough
-        if self._worth_a_search(known):
+        # Enough images have come that could have brought another condition.
+        new, block = len(known.unsearched), self.constants.block
+        if new >= block // 4 and new + len(known.searched) >= block:
             known = self._searched(known, begun)
         # In a large batch, a search or its mean tells better than its outermost images.
         if not large and self._some_like_source(appearances, before, known.centres):
@@ -274,10 +252,7 @@ class ConditionStates:
         return replace(known, centres=centres, weights=weights), nearest, begun
 
     def resemblance(self, known: KnownConditions) -> float:
-        """Return how far the last images of a stream resemble each other, from 0 to 1.
-
-        Those of one condition: what has happened to images is no resemblance.
-        """
+        """Return how far the last images of a stream resemble those of their state, from 0 to 1."""
         rows = known.last(self.constants.block)
         nearest, states = _nearest(rows, known.centres), len(known.centres)
         sizes = np.bincount(nearest, minlength=states)
@@ -288,10 +263,7 @@ class ConditionStates:
         return resemblance_of_stream(self.describe.of_bands(away), freedom, self.constants)
 
     def _place(self, known: KnownConditions, taken: Iterable[int]) -> int | None:
-        """Return the number of a state that may begin, instead of none of those that are taken.
-
-        Return None if there is no place for it.
-        """
+        """Return the number for a new state, not a taken one; None if there is no place."""
         if len(known.centres) < self.most:
             return len(known.centres)
         weights = known.weights.copy()
@@ -335,30 +307,21 @@ class ConditionStates:
         return known, strange
 
     def _limits(self, known: KnownConditions, before: KnownConditions) -> Numbers:
-        """Return the squared distance from each state beyond which an image is a stranger.
-
-        Args:
-            known: The states.
-            before: What was known before the images that are asked about.
-        """
+        """Return the squared distance from each state beyond which an image is a stranger."""
         recent = before.last(self._recent)
         nearest = _nearest(recent, known.centres)
         found = []
         for state, centre in enumerate(known.centres):
             own = recent[nearest == state]
-            if min(known.weights[state], len(own)) >= self._fewest:
-                found.append(self._limit(own, centre[None]))
-            else:  # nobody knows how much its images vary, but for those that are like the source
+            if min(known.weights[state], len(own)) >= self._fewest:  # may vary more than the source
+                squares = _squares(own, centre[None])
+                spread = float(squares.mean()) / self.describe.size
+                farthest = self.constants.beyond * float(squares.max())
+                found.append(max(self._reach * max(1.0, spread), farthest))
+            else:  # it is not known how much its images vary, unless they are like the source
                 like_source = bool(np.square(centre).sum() <= self.constants.far**2)
                 found.append(self._reach if like_source else math.inf)
         return np.array(found)
-
-    def _limit(self, rows: Numbers, centre: Numbers) -> float:
-        """Return the same for a state of these images, which may vary more than the source."""
-        squares = _squares(rows, centre)
-        spread = float(squares.mean()) / self.describe.size
-        farthest = self.constants.beyond * float(squares.max())
-        return float(max(self._reach * max(1.0, spread), farthest))
 
     def _searched(self, known: KnownConditions, begun: set[int]) -> KnownConditions:
         """Split states as long as there are two conditions in one."""
@@ -378,10 +341,10 @@ class ConditionStates:
             _, stays, leaves, state = max(found, key=lambda each: each[0])
             if place == state:
                 break
-            if _distance(stays, centres[state]) > _distance(leaves, centres[state]):
-                stays, leaves = leaves, stays
-            # What the state has seen belongs to the group that is nearer to it, but its centre
+            # The moments of the state belong to the group that is nearer to it, but its centre
             # stood for both.
+            if np.linalg.norm(stays - centres[state]) > np.linalg.norm(leaves - centres[state]):
+                stays, leaves = leaves, stays
             begun.add(place)
             known = known.with_state(place, leaves)
             start = known.centres.copy()
@@ -394,20 +357,11 @@ class ConditionStates:
             known = replace(known, centres=centres)
         return replace(known, searched=recent, unsearched=recent[:0])
 
-    def _worth_a_search(self, known: KnownConditions) -> bool:
-        """Return whether enough images have come that could have brought another condition."""
-        new, block = len(known.unsearched), self.constants.block
-        return new >= block // 4 and new + len(known.searched) >= block
-
     def _two_groups(self, rows: Numbers, apart: float) -> tuple[float, Numbers, Numbers] | None:
-        """Split images in two groups that are clearly separate, if there are such.
-
-        Args:
-            rows: Appearances, shape (images, numbers).
-            apart: The largest share of variance that may be left in the groups.
+        """Split images in two clearly separate groups, with at most this share of variance left.
 
         Returns:
-            By how much the split lowers the sum of squares, and the means of the groups.
+            By how much the split lowers the sum of squares, and the means of the groups; None if there are no such groups.
         """
         constants = self.constants
         if len(rows) < 2 * self._fewest:
@@ -436,13 +390,7 @@ class ConditionStates:
         return best
 
     def _some_like_source(self, rows: Numbers, before: KnownConditions, centres: Numbers) -> bool:
-        """Return whether images are like the source, while no state is and none has such images.
-
-        Args:
-            rows: The images.
-            before: What was known before these.
-            centres: Of the states.
-        """
+        """Return whether images are like the source, while no state is and none has such images."""
         deviations, squares = self.constants.far, np.square(centres).sum(1)
         if squares.min() <= deviations**2:
             return False
@@ -482,14 +430,10 @@ def _nearest(rows: Numbers, centres: Numbers) -> NDArray[np.int64]:
     return found
 
 
-def _distance(one: Numbers, two: Numbers) -> float:
-    return float(np.linalg.norm(one - two))
-
-
 def _moved(
     centres: Numbers, counts: Numbers, rows: Numbers, nearest: NDArray[np.int64]
 ) -> tuple[Numbers, Numbers]:
-    """Return the means of all that centres stand for, with the rows that are theirs, and counts."""
+    """Return means and counts of states after some rows, each of which is nearest to a state."""
     means, total = centres.copy(), counts.copy()
     for state in set(nearest.tolist()):  # mostly it is one
         own = rows[nearest == state]
@@ -502,7 +446,7 @@ def _two_means(places: Numbers) -> tuple[float, float, float]:
     """Cut numbers in two groups so that as little variance as possible is left in them.
 
     Returns:
-        The share of variance that is left, where the cut is, and the distance of the means.
+        The share of variance that is left, the place of the cut, and the distance of the means.
 
     Example:
         >>> _two_means(np.array([0.0, 1.0, 9.0, 10.0]))[1:]

@@ -1,26 +1,16 @@
 """What classes do to the statistics of a network, measured on the source without labels.
 
-Three things are known of the classes that the network sees in source images:
-
-- *Moments*: the channel means and mean squares of normalisation layers, by class. With them, what
-  the classes of some images explain is taken out of their statistics. With m(pi) and v(pi) the mean
-  and variance of a channel for shares pi of classes, and u those of the source,
+- *Moments* of the channels of normalisation layers, by class. With m(pi) and v(pi) the mean and
+variance of a channel for shares pi of classes, and u those of the source, the effect of classes is
+taken out by
 
       mean - (m(pi) - m(u))        var v(u) / v(pi)
 
-- *Likeness*: of each layer, the share of the variance of per-image channel means that lies between
-  classes, the intraclass correlation. It says for how many independent images a run of one class
-  counts.
-- *Pairs*: whether two images have one class, by their channel means in late layers. These are
-  whitened by their covariance within classes. With d the difference of two images,
+  There may be a thousand classes, so moments are kept in a low-rank form. - *Likeness*: the
+  intraclass correlation of each layer, by which `ttapca.spectral.chain` counts the images of a run.
+  - *Pairs*: whether two images have one class, by late layers; see `PairStatistic`.
 
-      F = mean of d^2 in the directions in which classes differ / mean of d^2 in all others
-
-  A shift that both images have cancels in d, and a scale in F. log F is about normal, with one mean
-  for two images of one class and a larger one for two classes.
-
-There may be a thousand classes: moments are kept in a low-rank form, the principal components of
-the class means.
+A `ClassPlan` is what a pass of the network is told about the classes of its images.
 """
 
 from __future__ import annotations
@@ -57,22 +47,22 @@ StreamPositions = Sequence[Tensor] | int
 class PairStatistic:
     """Tells by late layers whether two images have one class.
 
-    Attributes:
-        layers: By path of a layer: what to multiply the means of every `stride`-th channel by,
-            shape (channels, features).
-        stride: See `layers`.
-        directions: In so many of the first features classes differ.
-        same: Mean of log F for two images of one class.
-        other: The same for two classes.
-        deviation: Standard deviation of log F around them.
+    Channel means are whitened by their covariance within classes. With d the difference of two
+    images,
+
+        F = mean of d^2 in the directions in which classes differ / mean of d^2 in all others
+
+    A shift that both images have cancels in d, and a scale in F. log F is about normal, with one
+    mean for two images of one class and a larger one for two classes.
     """
 
+    # By path of a layer: the factor of the means of every `stride`-th channel, (channels, features).
     layers: dict[str, Tensor]
     stride: int
-    directions: int
-    same: float
-    other: float
-    deviation: float
+    directions: int  # number of first features in which classes differ
+    same: float  # mean of log F for two images of one class
+    other: float  # the same for two classes
+    deviation: float  # standard deviation of log F around them
 
     @property
     def numbers(self) -> Tensor:
@@ -82,20 +72,19 @@ class PairStatistic:
 
     @classmethod
     def of_numbers(cls, layers: dict[str, Tensor], numbers: Tensor) -> PairStatistic:
-        """Return what was written as `layers` and `numbers`."""
+        """Make it of `layers` and `numbers`."""
         stride, directions, same, other, deviation = numbers.tolist()
         return cls(layers, int(stride), int(directions), same, other, deviation)
 
     @property
     def features(self) -> int:
-        """How many numbers describe an image."""
+        """Number of features of an image."""
         return next(iter(self.layers.values())).shape[1]
 
     def described(self, means: Mapping[str, Tensor]) -> Tensor | None:
-        """Return the features of images; None if a layer has not been called.
+        """Return the features of images, by their channel means in layers, (images, channels).
 
-        Args:
-            means: By path of a layer, the channel means of each image, shape (images, channels).
+        None if a layer has not been called.
         """
         if self.layers.keys() - means.keys():
             return None
@@ -121,10 +110,7 @@ class PairStatistic:
             before: The image before the first one of each stream, shape (streams, features).
             features: Shape (streams, images, features).
             constants: See `ttapca.spectral.constants`.
-            xp: Library that the arrays are of; see `ClassChain.computing_with`.
-
-        Returns:
-            Shape (streams, images).
+            xp: Library of the arrays; see `ClassChain.computing_with`.
         """
         earlier = xp.concatenate([before[:, None], features[:, :-1]], 1)
         squares = (features - earlier) ** 2
@@ -139,22 +125,15 @@ class PairStatistic:
 
 @dataclass(frozen=True, eq=False)
 class SourceClasses:
-    """What is known of classes in the source.
+    """The classes in the source."""
 
-    Attributes:
-        shares: Share of each class in the source data, as predicted, shape (classes,).
-        loadings: Coordinates of each class, shape (classes, rank).
-        layers: By path of a layer: the moments at the source shares, then one direction for each
-            coordinate, shape (1 + rank, 2, channels).
-        likeness: By path of a layer: its intraclass correlation, from 0 to 1.
-        pairs: Tells whether two images have one class; None if late layers do not.
-    """
-
-    shares: Tensor
-    loadings: Tensor
+    shares: Tensor  # of each class in the source data, as predicted, shape (classes,)
+    loadings: Tensor  # coordinates of each class, shape (classes, rank)
+    # By path of a layer: the moments at the source shares, then one direction for each coordinate,
+    # shape (1 + rank, 2, channels).
     layers: dict[str, Tensor]
-    likeness: dict[str, float] = field(default_factory=dict)
-    pairs: PairStatistic | None = None
+    likeness: dict[str, float] = field(default_factory=dict)  # intraclass correlation of each layer
+    pairs: PairStatistic | None = None  # None if late layers do not tell classes apart
 
     def renamed(self, rename: Callable[[str], str]) -> SourceClasses:
         """Return the same with other paths of layers."""
@@ -205,17 +184,19 @@ class SourceClasses:
             square = (squares or {}).get(path)
             if square is not None:
                 total = square.double() / weights.sum() - base[path][0].square()
-                likeness[path] = _likeness(shares @ away[:, 0].square(), total)
+                alive = total > 1e-12
+                correlation = (shares @ away[:, 0].square())[alive] / total[alive]
+                likeness[path] = float(correlation.clamp(0, 1).mean()) if alive.any() else 0.0
         return cls(shares.float(), loadings.float(), layers, likeness, pairs)
 
 
 def corrections(table: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what to take from the mean of each channel, and what to scale its variance by.
+    """Return the offset of the mean of each channel, and the factor of its variance.
 
     Args:
-        table: The moments at the source shares, then one direction for each coordinate, shape
-            (1 + rank, 2, channels).
-        place: Coordinates of what is there instead of the source shares, shape (groups, rank).
+        table: The moments at the source shares, then one direction for each coordinate, shape (1 +
+            rank, 2, channels).
+        place: Coordinates of the present shares, shape (groups, rank).
 
     Returns:
         Both of shape (groups, channels).
@@ -237,14 +218,6 @@ def corrections(table: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
     return moved[:, 0], scale
 
 
-def _likeness(between: Tensor, total: Tensor) -> float:
-    """Return the intraclass correlation of a layer, given variances, shape (channels,) each."""
-    alive = total > 1e-12
-    if not alive.any():
-        return 0.0
-    return float((between[alive] / total[alive]).clamp(0, 1).mean())
-
-
 def late_layers(paths: list[str]) -> list[str]:
     """Return the last quarter of the layers of a model, without the last one; at least one layer.
 
@@ -258,16 +231,16 @@ def late_layers(paths: list[str]) -> list[str]:
 def pair_statistic(
     features: Tensor, shares: Tensor, weights: Tensor, layers: Mapping[str, int], stride: int
 ) -> PairStatistic | None:
-    """Find what tells by late layers whether two images have one class; None if nothing does.
+    """Find a pair statistic in late layers; None if they do not tell classes apart.
 
-    How log F is distributed is measured on images that its directions were not found with.
+    The distribution of log F is measured on images that its directions were not found with.
 
     Args:
         features: Channel means of source images in all layers, shape (images, channels).
         shares: Their class probabilities, shape (images, classes).
-        weights: For how many images each counts, shape (images,).
-        layers: By path, how many of the channels each layer has.
-        stride: Every which channel these are.
+        weights: The count of each image, shape (images,).
+        layers: By path, the number of channels of each layer among these.
+        stride: Step between these channels.
     """
     images, size = features.shape
     directions = min(shares.shape[1] - 1, LARGEST_RANK, size // 2)
@@ -360,10 +333,7 @@ class LayerClasses:
         self._table = torch.cat(parts, 2) if parts else torch.zeros(1 + rank, 2, 0)
 
     def corrections(self, shares: Tensor) -> tuple[Tensor, Tensor]:
-        """Return offsets of the means and factors of the variances of all layers' channels.
-
-        Shares of classes have the shape (groups, classes); channels are side by side.
-        """
+        """Return the `corrections` of all layers' channels, side by side, for shares (groups, classes)."""
         self._table = self._table.to(shares.device)
         place = (shares - self.classes.shares.to(shares)) @ self.classes.loadings.to(shares)
         return corrections(self._table, place)
@@ -371,7 +341,7 @@ class LayerClasses:
 
 @dataclass(frozen=True, eq=False)
 class ClassPlan:
-    """Which classes to take out of the statistics of a batch, and for how much images count."""
+    """The classes to take out of the statistics of a batch, and the weights of images."""
 
     shares: Tensor  # probability of each class for each image, shape (images, classes)
     # Number of independent images that each counts for, by layer and last for the spectrum,
@@ -398,7 +368,7 @@ class ClassPlan:
             reading: The chain's reading of the images of its streams.
             before: Recent images of each stream before the batch, shape (streams,).
             memory: Number of images after which older ones count 1 / e.
-            places: See `StreamPositions`.
+            places: The images of each stream.
             size: Number of images.
         """
         if isinstance(places, int):
@@ -458,7 +428,7 @@ def by_stream(values: Tensor, places: StreamPositions) -> Any:
 
 
 def in_batch(values: Any, places: StreamPositions, size: int) -> Tensor:
-    """Return rows of streams in the order of the batch; the reverse of `by_stream`.
+    """Return rows of streams in the order of the batch, the reverse of `by_stream`.
 
     Images of no stream have zeros.
     """

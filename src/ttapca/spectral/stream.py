@@ -109,7 +109,7 @@ def set_values(parameters: Iterable[nn.Parameter], values: Sequence[Tensor]) -> 
 
 @dataclass(frozen=True)
 class ScaleGivenBack:
-    """The share of a lost scale that the normalisation layers of a network restore by themselves."""
+    """The share of a lost scale that normalisation layers restore by themselves."""
 
     weight: float  # of a large batch in their statistics, averaged over the layers
     prior: float | None = None  # size of a batch that weighs half as much; None: any size is alike

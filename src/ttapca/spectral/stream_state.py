@@ -125,8 +125,7 @@ class AlarmState:
     few: float = 0.0  # number of its images that are of few classes in no order
     alike: float = 0.0  # the same, each times how alike they are
     energies: tuple[Tensor, ...] = ()  # sums of band energies of its images, for each filter
-    # Recent predictions of each class, shape (classes,); None before the first ones, or if the order
-    # of images is looked at.
+    # Recent predictions of each class, shape (classes,); None if the order of images is known.
     counts: Tensor | None = None
     skew: float = 1.0  # how surely classes were not those of the source before any shift
 
