@@ -185,7 +185,7 @@ def test_a_batch_that_is_left_out_changes_no_state() -> None:
 
 def test_who_keeps_no_state_has_none() -> None:
     stream = Stream()
-    with pytest.raises(LookupError, match="nobody has declared a state"):
+    with pytest.raises(LookupError, match="must declare a state first"):
         stream.opened(3)
     stream.start_batch(3)
     assert stream.batch is None

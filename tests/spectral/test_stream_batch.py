@@ -15,7 +15,7 @@ import ttapca
 from ttapca.errors import LayerOutputError
 from ttapca.spectral.chain import ChainState, ClassChain
 from ttapca.spectral.closed_form import ClosedFormGain
-from ttapca.spectral.conditions import ConditionStates, KnownConditions
+from ttapca.spectral.conditions import ConditionStates, KnownConditions, Numbers
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.source_classes import ClassPlan
 from ttapca.spectral.stream_batch import ImageRows, StreamBatch, sums_by_group
@@ -371,6 +371,9 @@ class AsTheyAre:
 
     size = 2
     reach = 20.0
+
+    def of_bands(self, away: Numbers) -> Numbers:
+        return away
 
 
 CONDITIONS = ConditionStates(AsTheyAre(), most=4)  # type: ignore[arg-type]

@@ -49,12 +49,7 @@ def band_edges(n_components: int) -> list[int]:
 
 
 def band_means(values: Tensor, edges: list[int]) -> Tensor:
-    """Return the mean of every band: (..., components) to (..., bands).
-
-    Example:
-        >>> band_means(torch.tensor([1.0, 2.0, 4.0]), [0, 1, 3]).tolist()
-        [1.0, 3.0]
-    """
+    """Return the mean of every band: (..., components) to (..., bands)."""
     return values @ averaging_matrix(edges).to(values)
 
 
@@ -82,12 +77,7 @@ def spreading_matrix(edges: list[int]) -> Tensor:
 
 
 def between_bands(edges: list[int]) -> list[tuple[int, int, int]]:
-    """Return (right band, first component, end) for the components between two bands, in order.
-
-    Example:
-        >>> between_bands([0, 1, 3, 7])
-        [(1, 0, 2), (2, 2, 7)]
-    """
+    """Return (right band, first component, end) for the components between two bands, in order."""
     right, _ = _between_centres(edges)
     bands = range(1, len(edges) - 1)
     ends = torch.searchsorted(right, torch.tensor(bands), right=True).tolist()

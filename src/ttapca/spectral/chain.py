@@ -103,16 +103,13 @@ class ChainReading:
     run_length: Numbers  # expected length of a run if it has, (streams,)
 
     def counts(self, likeness: Numbers, before: Numbers, renewed: Numbers) -> Numbers:
-        """Return the number of independent images that each image counts for, (streams, images, layers).
+        """Return for how many independent images each counts, (streams, images, layers).
 
-        By the design effect of cluster sampling, l images of one class are worth
-
-            g(l) = l / (1 + (l - 1) ICC)
-
-        independent ones, so that the image at place l of its run adds g(l) - g(l - 1). If old
-        images are forgotten, it also takes the place of its share of them, r g(l - 1): a run that
-        never ends keeps its worth. A stream of few classes in no order is one cluster of images
-        that are less alike.
+        By the design effect of cluster sampling, l images of one class are worth g(l) = l / (1 + (l
+        - 1) ICC) independent ones, so that the image at place l of its run adds g(l) - g(l - 1). If
+        old images are forgotten, it also takes the place of its share of them, r g(l - 1): a run
+        that never ends keeps its worth. A stream of few classes in no order is one cluster of
+        images that are less alike.
 
         Args:
             likeness: ICC, the intraclass correlation of each layer, shape (layers,).
@@ -214,11 +211,6 @@ class ClassChain:
         """Compute with numpy."""
         vars(self).update(state, xp=np)
 
-    @property
-    def regimes(self) -> int:
-        """Number of regimes."""
-        return len(self._redraw)
-
     def start(self, streams: int = 1, features: int = 0) -> ChainState:
         """Return the state of new streams, whose images have this number of features."""
         joint = (self._prior[:, None] * self.shares)[None].repeat(streams, 0)
@@ -261,7 +253,7 @@ class ClassChain:
             features: Features of each image, for the next pair, shape (streams, images, numbers).
         """
         streams, images, classes = predicted.shape
-        most = max(1, LARGEST // (streams * self.regimes * classes))
+        most = max(1, LARGEST // (streams * len(self._redraw) * classes))
         if images > most:  # only streams of a thousand classes, whose states are large
             parts: list[ChainReading] = []
             for first in range(0, images, most):
@@ -271,7 +263,11 @@ class ClassChain:
                 looks = None if features is None else features[:, some]
                 state, reading = self.read(state, predicted[:, some], pairs, left, looks)
                 parts.append(reading)
-            return state, _joined(parts)
+            by_image: dict[str, Any] = {
+                name: np.concatenate([getattr(part, name) for part in parts], 1)
+                for name in ("outputs", "plain", "known", "place", "held")
+            }
+            return state, replace(parts[-1], **by_image)
         xp, there = self.xp, None
         if sizes is not None and min(sizes) < images:
             there = np.arange(images) < np.asarray(sizes)[:, None]  # (streams, images)
@@ -285,20 +281,6 @@ class ClassChain:
             pairs = xp.exp(log_pairs.clip(-MOST_NATS, MOST_NATS))
         if there is not None:  # a missing image says nothing
             says[~there] = pairs[~there] = 1.0
-        return self._read(state, predicted, says, pairs, q, recent, there, features)
-
-    def _read(
-        self,
-        state: ChainState,
-        predicted: Numbers,
-        says: Numbers,
-        pairs: Numbers,
-        q: Numbers,
-        recent: Numbers,
-        there: NDArray[np.bool_] | None,
-        features: Numbers | None,
-    ) -> tuple[ChainState, ChainReading]:
-        xp, (streams, images, _) = self.xp, predicted.shape
         rates = says[:, :, self._rate]  # (streams, images, regimes, classes)
         ahead, behind, filtered = self._messages(state.joint, rates, pairs, q)
         later = rates * behind  # evidence of this image and later ones, shape as ahead
@@ -338,16 +320,12 @@ class ClassChain:
     def _messages(
         self, joint: Numbers, says: Numbers, pairs: Numbers, q: Numbers
     ) -> tuple[Numbers, Numbers, Numbers]:
-        """Return the messages of the forward and the backward recursion.
+        """Return the messages of the forward and the backward recursion, of the shape of `says`.
 
         These are probabilities before each image, likelihoods of the later images up to a factor,
-        and probabilities after each image, of the shape of `says`.
-
-        Args:
-            joint: Probabilities before the first image, shape (streams, regimes, classes).
-            says: p(x | k) / p(x) of each image, shape (streams, images, regimes, classes).
-            pairs: Likelihood ratios, shape (streams, images).
-            q: Distribution that classes are drawn from, shape (streams, regimes, classes).
+        and probabilities after each image. `joint` and `q`, the distribution that classes are drawn
+        from, have the shape (streams, regimes, classes), `says`, p(x | k) / p(x), the shape
+        (streams, images, regimes, classes), and the likelihood ratios of pairs (streams, images).
         """
         xp, (streams, images, _, _) = self.xp, says.shape
         keeps, start = self._keeps, self._prior[:, None] * q
@@ -449,12 +427,3 @@ class ClassChain:
         length = runs @ (1 / self._redraw[self._runs]) / ordered.clip(min=self._tiny)
         crowd = (few * self._alike(q[:, self._few])).sum(1) / few.sum(1).clip(min=self._tiny)
         return crowd.clip(0, 1), ordered, length
-
-
-def _joined(parts: Sequence[ChainReading]) -> ChainReading:
-    """Return readings of images that follow each other as one."""
-    by_image: dict[str, Any] = {
-        name: np.concatenate([getattr(part, name) for part in parts], 1)
-        for name in ("outputs", "plain", "known", "place", "held")
-    }
-    return replace(parts[-1], **by_image)

@@ -35,7 +35,7 @@ from ttapca.spectral.gains import (
 from ttapca.spectral.image_statistics import textures
 from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.stream import Stream
-from ttapca.spectral.stream_batch import StreamBatch, sums_by_group
+from ttapca.spectral.stream_batch import StreamBatch
 from ttapca.spectral.stream_state import Spectrum, StreamState
 
 # The exponents that the name stands for: Wiener's filter, which also restores.
@@ -127,17 +127,14 @@ class ClosedFormGain(ClosedFormRule):
         if not batch.wants_conditions:
             return
         with torch.no_grad():
-            energies = self._energies_of_each(components)
+            if components.shape[1] < LARGE:
+                energies = components.square() @ (self.averages / self.variances[:, None])
+            else:
+                squares = (each.square().div_(self.variances) for each in components)
+                energies = torch.stack([self.band_means(each) for each in squares])
             looks = textures(samples) if self._with_textures else None
             batch.tell_apart(self.conditions, self.conditions.describe(energies, looks))
         self._batch = batch  # as long as every pass counts, there is one for each call
-
-    def _energies_of_each(self, components: Tensor) -> Tensor:
-        """Return the band energies of each sample, (batch, components) to (batch, bands)."""
-        if components.shape[1] < LARGE:
-            return components.square() @ (self.averages / self.variances[:, None])
-        found = [self.band_means(each.square().div_(self.variances)) for each in components]
-        return torch.stack(found)
 
     def forward(
         self,
@@ -158,7 +155,10 @@ class ClosedFormGain(ClosedFormRule):
                 "A filter is exported for images of the size that it was fitted on; found samples "
                 f"of shape {size.shape}. Fit a filter on images of this size."
             )
-        batch = self._opened(components.shape[0])
+        batch, length = self._batch, components.shape[0]
+        if batch is None or self.stream.batch is not None or self.number in batch.scalings:
+            batch = self.stream.opened(length)
+        self._batch, self._length = batch, length
         with torch.no_grad():
             if self.number not in batch.scalings:
                 self._show(batch, components, rest, size)
@@ -166,14 +166,6 @@ class ClosedFormGain(ClosedFormRule):
         if self.stream.batch is None and batch.counts:
             [self.stream.state] = batch.finish()
         return gains.to(self.variances)
-
-    def _opened(self, length: int) -> StreamBatch:
-        """Return the batch of these samples."""
-        found = self._batch
-        if found is None or self.stream.batch is not None or self.number in found.scalings:
-            found = self.stream.opened(length)
-        self._batch, self._length = found, length
-        return found
 
     def _gains_now(self) -> Tensor:
         """Return the gains of the latest condition of the stream, without any samples."""
@@ -229,21 +221,26 @@ class ClosedFormGain(ClosedFormRule):
         self, batch: StreamBatch, components: Tensor, rest: Tensor | None, size: OtherSize | None
     ) -> Spectrum:
         """Return the spectra of samples by group."""
-        group = SampleGroups(batch, components.shape[0])
-        mean, square = group.moments(components)
+        counts = batch.counted_samples(components.shape[0])
+        mean, square = _moments(batch, components, counts)
+        none, leeway = torch.zeros_like(counts), self.leeway_of(size).to(counts)
         found = Spectrum(
-            group.counts,
-            batch.independent_samples(group.counts),
+            counts,
+            batch.independent_samples(counts),
             square / self.variances,
-            torch.zeros_like(group.counts),
-            torch.zeros_like(group.counts),
-            self.leeway_of(size).to(group.counts).expand(group.counts.shape[0], -1, -1),
+            none,
+            none,
+            leeway.expand(counts.shape[0], -1, -1),
             mean if self.center else None,
         )
         if rest is None or self.rest_energy is None:
             return found
-        energy = group.mean(rest.square().sum(1, keepdim=True))[:, 0] / self.rest_energy
-        return replace(found, rest_energy=energy.to(group.counts), rest_mean=group.mean(rest))
+        energy = (
+            batch.group_means(rest.square().sum(1, keepdim=True), counts)[:, 0] / self.rest_energy
+        )
+        return replace(
+            found, rest_energy=energy.to(counts), rest_mean=batch.group_means(rest, counts)
+        )
 
     def _of_each(self, values: Tensor, passed: float) -> Tensor:
         """Return the row of the only group, or that of each sample of the last call.
@@ -328,46 +325,21 @@ class ClosedFormGain(ClosedFormRule):
 
     def band_gains(self, state: StreamState) -> Tensor:
         """Return the gains in the middle of every band, shape (bands,); see `evidence_in`."""
-        return self.gains_by_band(self.gains_of(state, state.surest))
+        gains = self.gains_of(state, state.surest)
+        return self.band_means(gains.to(self.averages).log()).exp()
 
 
-class SampleGroups:
-    """Counts and means of the counted samples of each group of a batch."""
-
-    def __init__(self, batch: StreamBatch, length: int) -> None:
-        self._of, self._weights = batch.group_of_each(length), batch.chosen("counted", length)
-        self._groups = batch.group_count
-        self._plain = self._of is None and self._weights is None
-        if self._plain:
-            self.counts = torch.full((1,), float(length), dtype=torch.float64)
-        elif batch.traced:
-            self.counts = batch.sizes()
-        else:
-            ones = torch.ones(length, 1, dtype=torch.float64)
-            self.counts = self._summed(ones)[:, 0]
-
-    def _summed(self, values: Tensor) -> Tensor:
-        if self._weights is not None:
-            values = values * self._weights.to(values)[:, None]
-        return sums_by_group(values, self._of, self._groups)
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Return the means, (samples, n) to (groups, n)."""
-        if self._plain:
-            return values.mean(0, keepdim=True)
-        return self._summed(values) / self.counts.clamp(min=1).to(values)[:, None]
-
-    def moments(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the means and mean squares, (samples, n) to twice (groups, n)."""
-        samples, size = values.shape
-        if not self._plain or size < LARGE or samples == 1:
-            return self.mean(values), self.mean(values.square())
-        # One large image after the other: squares of a whole batch would not fit in the cache.
-        mean, square = torch.zeros_like(values[:1]), torch.zeros_like(values[:1])
-        for each in values:
-            mean += each
-            square.addcmul_(each, each)
-        return mean.div_(samples), square.div_(samples)
+def _moments(batch: StreamBatch, values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the means and mean squares of groups, (samples, n) to twice (groups, n)."""
+    samples, size = values.shape
+    if size < LARGE or samples == 1 or not batch.is_plain:
+        return batch.group_means(values, counts), batch.group_means(values.square(), counts)
+    # One large image after the other: squares of a whole batch would not fit in the cache.
+    mean, square = torch.zeros_like(values[:1]), torch.zeros_like(values[:1])
+    for each in values:
+        mean += each
+        square.addcmul_(each, each)
+    return mean.div_(samples), square.div_(samples)
 
 
 @register_gain("pulled", **WIENER)

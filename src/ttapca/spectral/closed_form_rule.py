@@ -60,10 +60,6 @@ def independent_images(
 
     Images of one class resemble each other: many of them say as little as a few of any class.
     `skew` is how surely these are of few classes, from 0 to 1.
-
-    Example:
-        >>> independent_images(200.0, 0.0), round(independent_images(200.0, 1.0), 1)
-        (200.0, 9.5)
     """
     return samples / (1 + constants.likeness * skew * samples)
 
@@ -158,15 +154,8 @@ def with_white_noise(
 def class_reach(class_means: Tensor, shares: Tensor, variances: Tensor) -> Tensor:
     """Return how far the mean of the farthest class lies, in squared deviations within classes.
 
-    Args:
-        class_means: From the mean of all, shape (classes, components).
-        shares: Share of each class, shape (classes,).
-        variances: Of the components over all classes, shape (components,).
-
-    Example:
-        >>> means = torch.tensor([[3.0], [-3.0]])
-        >>> class_reach(means, torch.tensor([0.5, 0.5]), torch.tensor([10.0])).tolist()
-        [9.0]
+    Means are taken from the mean of all, (classes, components); shares have the shape (classes,),
+    variances over all classes (components,).
     """
     squares = class_means.square()
     # If few samples make a class look as far as all variance, something within must be left.
@@ -430,10 +419,6 @@ class ClosedFormRule(Gain):
         last = torch.ones_like(bands[..., :1]) if rest is None else rest[..., None].to(bands)
         return torch.cat([bands, last], -1)
 
-    def gains_by_band(self, gains: Tensor) -> Tensor:
-        """Return the gains in the middle of every band, (..., components) to (..., bands)."""
-        return self.band_means(gains.to(self.averages).log()).exp()
-
     def evidence(
         self,
         energies: Tensor,
@@ -442,14 +427,10 @@ class ClosedFormRule(Gain):
         outside: float = 1.0,
         leeway: Tensor | None = None,
     ) -> Evidence:
-        """Return what images say about a shift.
+        """Return the evidence of images, given their energies in bands, (bands,).
 
-        Args:
-            energies: Of bands, shape (bands,).
-            samples: Number of images.
-            independent: Number of independent ones; by default all.
-            outside: Energy of the part outside the basis, if that is watched.
-            leeway: How resizing may have changed them; by default not at all.
+        By default all images are independent. `outside` is the energy of the part outside the
+        basis, if that is watched, and `leeway` how resizing may have changed energies.
         """
         normal = self.normal.batches_of(samples if independent is None else independent, leeway)
         log_energy = self._with_rest(energies, energies.new_tensor(outside)).clamp(min=TINY).log()

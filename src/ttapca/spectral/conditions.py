@@ -239,7 +239,10 @@ class ConditionStates:
         together = appearances[~strange] if large else known.last(self._enough)
         if len(together) >= self._enough:
             mean = together.mean(0, keepdims=True)
-            if self._of_one_condition(together, mean, known.centres):
+            to_mean = np.square(together - mean).sum() / (len(together) - 1)
+            to_nearest = _squares(together, known.centres).min(1).mean()
+            # Images of two states that are just far enough apart are so much nearer to these.
+            if to_mean - to_nearest < (self.constants.far / 2) ** 2:
                 # Images of several small batches may have several conditions; a search tells.
                 if large and _squares(mean, known.centres).min() > self.constants.far**2:
                     known = self._begin(known, mean[0], begun)
@@ -360,8 +363,7 @@ class ConditionStates:
     def _two_groups(self, rows: Numbers, apart: float) -> tuple[float, Numbers, Numbers] | None:
         """Split images in two clearly separate groups, with at most this share of variance left.
 
-        Returns:
-            By how much the split lowers the sum of squares, and the means of the groups; None if there are no such groups.
+        Return by how much the split lowers the sum of squares, and the means of the groups, if any.
         """
         constants = self.constants
         if len(rows) < 2 * self._fewest:
@@ -411,13 +413,6 @@ class ConditionStates:
                 return True
         return False
 
-    def _of_one_condition(self, rows: Numbers, mean: Numbers, centres: Numbers) -> bool:
-        """Return whether images are about as near to their mean as to their nearest centres."""
-        to_mean = np.square(rows - mean).sum() / (len(rows) - 1)
-        # Those of two states that are just far enough apart are so much nearer to these.
-        nearer = (self.constants.far / 2) ** 2
-        return bool(to_mean - _squares(rows, centres).min(1).mean() < nearer)
-
 
 def _squares(rows: Numbers, centres: Numbers) -> Numbers:
     """Return squared distances, shape (rows, centres)."""
@@ -447,10 +442,6 @@ def _two_means(places: Numbers) -> tuple[float, float, float]:
 
     Returns:
         The share of variance that is left, the place of the cut, and the distance of the means.
-
-    Example:
-        >>> _two_means(np.array([0.0, 1.0, 9.0, 10.0]))[1:]
-        (5.0, 9.0)
     """
     rising = np.sort(places)
     number = len(rising)

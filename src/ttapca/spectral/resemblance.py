@@ -176,16 +176,9 @@ def _largest(rows: Numbers, groupings: Sequence[NDArray[np.int64]]) -> tuple[Num
 def intraclass_correlation(
     rows: Numbers, number: NDArray[np.int64], rare: float | None = None
 ) -> Numbers:
-    """Return the correlation of two rows of one group, from 0 to 1, by analysis of variance.
+    """Return the correlation of rows of one group by direction, from 0 to 1 (analysis of variance).
 
-    Args:
-        rows: Shape (rows, directions).
-        number: Group of each row, shape (rows,).
-        rare: A correlation that chance exceeds with this probability or more counts as none.
-
-    Example:
-        >>> intraclass_correlation(np.array([[1.0], [1.0], [3.0], [3.0]]), np.array([0, 0, 1, 1]))
-        array([1.])
+    A correlation that chance exceeds with the probability `rare` or more counts as none.
     """
     sizes = np.bincount(number).astype(np.float64)
     groups, count = len(sizes), len(rows)
@@ -221,12 +214,6 @@ def _around_classes(rows: Numbers, number: NDArray[np.int64]) -> Numbers:
     return found
 
 
-def _chi_squared(freedom: int, share: float) -> float:
-    """Return a quantile of chi squared, whose cube root is about normal (Wilson, Hilferty 1931)."""
-    spread = 2 / (9 * freedom)
-    return freedom * max(0.0, 1 - spread + NormalDist().inv_cdf(share) * math.sqrt(spread)) ** 3
-
-
 def resemblance_of_stream(rows: Numbers, freedom: int, constants: Constants = CONSTANTS) -> float:
     """Return how far the samples of a stream resemble each other, from 0 to 1.
 
@@ -249,6 +236,9 @@ def resemblance_of_stream(rows: Numbers, freedom: int, constants: Constants = CO
     """
     if freedom < 1 or rows.shape[1] < WILD_BANDS + 2:
         return 0.0
-    least = _chi_squared(freedom, constants.rare)
+    # A quantile of chi squared, whose cube root is about normal (Wilson and Hilferty, 1931).
+    spread = 2 / (9 * freedom)
+    root = 1 - spread + NormalDist().inv_cdf(constants.rare) * math.sqrt(spread)
+    least = freedom * max(0.0, root) ** 3
     squares = float(np.sort(np.square(rows[:, WILD_BANDS:]).sum(0))[-2])
     return max(0.0, 1 - squares / least) if least > 0 else 0.0

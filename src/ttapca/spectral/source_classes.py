@@ -56,7 +56,7 @@ class PairStatistic:
     mean for two images of one class and a larger one for two classes.
     """
 
-    # By path of a layer: the factor of the means of every `stride`-th channel, (channels, features).
+    # By layer: the factors of the means of every `stride`-th channel, shape (channels, features).
     layers: dict[str, Tensor]
     stride: int
     directions: int  # number of first features in which classes differ
@@ -219,12 +219,7 @@ def corrections(table: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def late_layers(paths: list[str]) -> list[str]:
-    """Return the last quarter of the layers of a model, without the last one; at least one layer.
-
-    Example:
-        >>> late_layers([str(number) for number in range(8)]), late_layers(["0", "1", "2"])
-        (['6'], ['1'])
-    """
+    """Return the last quarter of a model's layers, without the last one; at least one layer."""
     return paths[min(3 * len(paths) // 4, len(paths) - 2) : -1] or paths
 
 
@@ -233,14 +228,9 @@ def pair_statistic(
 ) -> PairStatistic | None:
     """Find a pair statistic in late layers; None if they do not tell classes apart.
 
+    Features are the channel means of source images in all layers, (images, channels), `stride`
+    apart; shares are class probabilities, (images, classes), and weights the count of each image.
     The distribution of log F is measured on images that its directions were not found with.
-
-    Args:
-        features: Channel means of source images in all layers, shape (images, channels).
-        shares: Their class probabilities, shape (images, classes).
-        weights: The count of each image, shape (images,).
-        layers: By path, the number of channels of each layer among these.
-        stride: Step between these channels.
     """
     images, size = features.shape
     directions = min(shares.shape[1] - 1, LARGEST_RANK, size // 2)
@@ -304,15 +294,9 @@ def _log_f_of_pairs(features: Tensor, shares: Tensor, directions: int) -> list[f
 class LayerClasses:
     """The statistics of classes in the source, for the layers of one network.
 
-    Args:
-        classes: The statistics.
-        layers: Number of channels of each layer, by path, in the order of the network.
-        constants: See `ttapca.spectral.constants`.
-
-    Attributes:
-        shares: Shares of classes in the source, shape (classes,).
-        likeness: Intraclass correlation of each layer, and last that of the spectrum, shape (layers
-            + 1,); NaN if it is unknown.
+    Layers have their number of channels, in the order of the network. `shares` has the shape
+    (classes,); `likeness` is the intraclass correlation of each layer, and last that of the
+    spectrum, shape (layers + 1,), NaN if it is unknown.
     """
 
     def __init__(
@@ -333,7 +317,7 @@ class LayerClasses:
         self._table = torch.cat(parts, 2) if parts else torch.zeros(1 + rank, 2, 0)
 
     def corrections(self, shares: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the `corrections` of all layers' channels, side by side, for shares (groups, classes)."""
+        """Return the `corrections` of all layers' channels side by side, for (groups, classes)."""
         self._table = self._table.to(shares.device)
         place = (shares - self.classes.shares.to(shares)) @ self.classes.loadings.to(shares)
         return corrections(self._table, place)
@@ -363,13 +347,7 @@ class ClassPlan:
     ) -> ClassPlan:
         """Make the plan of a batch of `size` images; those that were not read have no class.
 
-        Args:
-            known: Statistics of classes in the source.
-            reading: The chain's reading of the images of its streams.
-            before: Recent images of each stream before the batch, shape (streams,).
-            memory: Number of images after which older ones count 1 / e.
-            places: The images of each stream.
-            size: Number of images.
+        `before` is the number of recent images of each stream before the batch, (streams,).
         """
         if isinstance(places, int):
             sizes, there = np.array([float(places)]), None

@@ -95,14 +95,7 @@ class ParameterValues:
 
 
 def set_values(parameters: Iterable[nn.Parameter], values: Sequence[Tensor]) -> None:
-    """Let parameters use these values, on their own device and in their own precision.
-
-    Example:
-        >>> weight = nn.Parameter(torch.zeros(1))
-        >>> set_values([weight], [torch.ones(1, dtype=torch.float64)])
-        >>> weight.data
-        tensor([1.])
-    """
+    """Let parameters use these values, on their own device and in their own precision."""
     for parameter, value in zip(parameters, values, strict=True):
         parameter.data = as_on(value, parameter)
 
@@ -116,12 +109,7 @@ class ScaleGivenBack:
     needs_two: bool = False  # whether a single sample changes no statistics
 
     def by(self, samples: Tensor) -> Tensor:
-        """Return the share after these numbers of samples, from 0 to 1, of any shape.
-
-        Example:
-            >>> ScaleGivenBack(0.5, prior=16.0).by(torch.tensor([16.0])).tolist()
-            [0.25]
-        """
+        """Return the share after these numbers of samples, from 0 to 1, of any shape."""
         full = torch.full_like(samples, self.weight)
         share = full if self.prior is None else full * samples / (samples + self.prior)
         return torch.where(samples <= 1, 0.0, share) if self.needs_two else share
@@ -206,11 +194,9 @@ class Stream:
     def add_filter(
         self, spectrum: Spectrum, take: Callable[[StreamState], None] | None = None
     ) -> int:
-        """Add a filter to the state of a new stream, and return its number.
+        """Add a filter's spectrum to the state of a new stream, and return its number.
 
-        Args:
-            spectrum: Its part of that state.
-            take: Is given each state that is put in place.
+        `take` is given each state that is put in place.
         """
         before = () if self.start is None else self.start.spectra
         self.declare_state(spectra=(*before, spectrum))
@@ -235,12 +221,9 @@ class Stream:
     # Values ----------------------------------------------------------------------------------
 
     def declare(self, name: str, start: Any, *, grows: bool = False) -> None:
-        """Declare a value: numbers, tensors, None, and tuples of them.
+        """Declare a value: numbers, tensors, None, and tuples of them, as they are in a new stream.
 
-        Args:
-            name: Of the value.
-            start: The value of a new stream.
-            grows: Whether its tensors have a row for each sample that was kept.
+        If it grows, its tensors have a row for each sample that was kept.
         """
         self.starts[name] = self._past[name] = start
         if grows:
@@ -386,12 +369,7 @@ def shift_of(state: StreamState | None) -> float:
 
 
 def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same tuples, lists and dicts with `fn` applied to every tensor in them.
-
-    Example:
-        >>> map_tensors({"a": (torch.ones(1), 2)}, torch.neg)
-        {'a': (tensor([-1.]), 2)}
-    """
+    """Return the same tuples, lists and dicts with `fn` applied to every tensor in them."""
     if isinstance(tree, Tensor):
         return fn(tree)
     if isinstance(tree, StreamState):
@@ -406,12 +384,7 @@ def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """Yield all tensors in tuples, lists and dicts.
-
-    Example:
-        >>> list(tensors_in({"a": (torch.ones(1), 2)}))
-        [tensor([1.])]
-    """
+    """Yield all tensors in tuples, lists and dicts."""
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, StreamState):

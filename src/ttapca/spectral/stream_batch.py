@@ -211,15 +211,35 @@ class StreamBatch:
         return values if length == images else values.repeat_interleave(length // images)
 
     def summed(self, values: Tensor, *, adapted: bool = False) -> Tensor:
-        """Return sums over the counted images of each group: (images, n) to (groups, n).
+        """Return sums over the counted samples of each group: (samples, n) to (groups, n).
 
         If `adapted`, images that are not filtered are left out: a layer sees other values of these.
         """
-        if self.rows is not None:
-            chosen = self.rows.counted & self.rows.filtered if adapted else self.rows.counted
-            values = values * chosen.to(values)[:, None]
-        of = None if len(self.groups) == 1 else self.group_of
-        return sums_by_group(values, of, self.group_count)
+        length = values.shape[0]
+        for use in ("counted", "filtered") if adapted else ("counted",):
+            chosen = self.chosen(use, length)
+            if chosen is not None:
+                values = values * chosen.to(values)[:, None]
+        return sums_by_group(values, self.group_of_each(length), self.group_count)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all images are of one group, and counted."""
+        return self.rows is None and self.group_of is None
+
+    def counted_samples(self, length: int) -> Tensor:
+        """Return how many of a layer's samples each group counts, float64, shape (groups,)."""
+        if self.is_plain:
+            return torch.full((1,), float(length), dtype=torch.float64)
+        if self.traced:
+            return self.sizes()
+        return self.summed(torch.ones(length, 1, dtype=torch.float64))[:, 0]
+
+    def group_means(self, values: Tensor, counts: Tensor) -> Tensor:
+        """Return means over the counted samples of each group, (samples, n) to (groups, n)."""
+        if self.is_plain:
+            return values.mean(0, keepdim=True)
+        return self.summed(values) / counts.clamp(min=1).to(values)[:, None]
 
     @property
     def group_count(self) -> int:
@@ -228,7 +248,7 @@ class StreamBatch:
 
     def sizes(self, *, adapted: bool = False) -> Tensor:
         """Return the number of counted images of each group, float64, shape (groups,)."""
-        if self.rows is None and len(self.groups) == 1:
+        if self.is_plain:
             return torch.tensor([float(self.size or 0)], dtype=torch.float64)
         ones = torch.ones(self.size or 0, 1, dtype=torch.float64)
         return self.summed(ones, adapted=adapted)[:, 0]
@@ -403,10 +423,7 @@ class StreamBatch:
 def sums_by_group(values: Tensor, of: Tensor | None, groups: int) -> Tensor:
     """Return the sums of the rows of each group, (rows, n) to (groups, n).
 
-    Args:
-        values: One row for each image or sample.
-        of: The group of each; None if there is one. An exporter has as many rows of each group.
-        groups: Number of groups.
+    `of` is the group of each row; None if there is one. An exporter has as many rows of each group.
     """
     if of is None:
         return values.sum(0, keepdim=True)

@@ -185,12 +185,7 @@ class StreamState:
 
 
 def leaves(value: Any, name: str = "") -> dict[str, Any]:
-    """Return tensors, arrays and numbers of a state by their dotted names.
-
-    Example:
-        >>> leaves(AlarmState(run=2, energies=(torch.ones(1),)), "alarm")["alarm.energies.0"]
-        tensor([1.])
-    """
+    """Return tensors, arrays and numbers of a state by their dotted names."""
     if value is None:
         return {}
     if dataclasses.is_dataclass(value):
