@@ -307,7 +307,7 @@ class SourceSpectrum:
         mean = log_energies.mean(0)
         away = log_energies - mean
         if size > 1:
-            # The images are a sample themselves: what they tell about the source varies, too.
+            # The images are a sample themselves, so their statistics vary, too.
             away = away * math.sqrt(1 + size / len(self.energies))
         away = away + self._of_groups(size, len(away))
         if leeway is not None:
@@ -357,7 +357,7 @@ class SourceSpectrum:
         return torch.from_numpy(factor).sqrt()[:, None]
 
     def _log_energies(self, size: int) -> Tensor:
-        """Return those of drawn batches, shape (draws, bands); for a size of 1, of many images."""
+        """Return log energies of drawn batches, (draws, bands), or of all images for a size of 1."""
         if size == 1 and len(self.energies) >= DRAWS:
             return self.energies.log()
         generator = torch.Generator().manual_seed(SEED)

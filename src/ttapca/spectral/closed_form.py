@@ -115,6 +115,11 @@ class ClosedFormGain(ClosedFormRule):
         return replace(found, rest_energy=torch.ones_like(none), rest_mean=rest)
 
     @property
+    def _is_frozen(self) -> bool:
+        """Whether a program without a batch is exported: its gains do not change any more."""
+        return torch.compiler.is_exporting() and self.stream.batch is None
+
+    @property
     def closed_form(self) -> ClosedFormGain:
         """The gain itself."""
         return self
@@ -147,8 +152,7 @@ class ClosedFormGain(ClosedFormRule):
         Raises:
             ShapeError: Samples of another size are exported.
         """
-        frozen = torch.compiler.is_exporting() and self.stream.batch is None
-        if components is None or frozen or not components.shape[0]:
+        if components is None or self._is_frozen or not components.shape[0]:
             return self._gains_now()
         if size is not None and torch.compiler.is_exporting():
             raise ShapeError(
@@ -235,12 +239,9 @@ class ClosedFormGain(ClosedFormRule):
         )
         if rest is None or self.rest_energy is None:
             return found
-        energy = (
-            batch.group_means(rest.square().sum(1, keepdim=True), counts)[:, 0] / self.rest_energy
-        )
-        return replace(
-            found, rest_energy=energy.to(counts), rest_mean=batch.group_means(rest, counts)
-        )
+        lengths = rest.square().sum(1, keepdim=True)
+        energy = (batch.group_means(lengths, counts)[:, 0] / self.rest_energy).to(counts)
+        return replace(found, rest_energy=energy, rest_mean=batch.group_means(rest, counts))
 
     def _of_each(self, values: Tensor, passed: float) -> Tensor:
         """Return the row of the only group, or that of each sample of the last call.
@@ -248,15 +249,14 @@ class ClosedFormGain(ClosedFormRule):
         Samples that pass as they are have the value `passed`.
         """
         batch, length = self._batch, self._length
-        frozen = torch.compiler.is_exporting() and self.stream.batch is None
-        if batch is None or frozen:
+        if batch is None or self._is_frozen:
             return values[0]
-        group_of, some = batch.group_of_each(length), not batch.all_filtered
-        if group_of is None and not some:
+        group_of = batch.group_of_each(length)
+        filtered = None if batch.all_filtered else batch.chosen("filtered", length)
+        if group_of is None and filtered is None:
             return values[0]
         if group_of is not None:
             values = values[group_of.to(values.device)]
-        filtered = batch.chosen("filtered", length) if some else None
         if filtered is None:
             return values
         return torch.where(filtered.to(values.device)[:, None], values, passed)
@@ -264,14 +264,14 @@ class ClosedFormGain(ClosedFormRule):
     def _last_scaling(self) -> Scaling | None:
         """Return the scaling of the last call; in a frozen program, that of the stream so far."""
         batch, stream = self._batch, self.stream
-        if stream.batch is not None or not torch.compiler.is_exporting():
-            return None if batch is None else batch.scalings.get(self.number)
+        found = None if batch is None else batch.scalings.get(self.number)
+        if not self._is_frozen:
+            return found
         # An exporter computes nothing but what depends on its input: this was computed before.
         if stream.state is None or stream.state is stream.start:
             return None
         if self._loaded is not None and self._loaded[0] is stream.state:
             return self._loaded[1]
-        found = None if batch is None else batch.scalings.get(self.number)
         if batch is None or found is None:
             return None
         return found.row(batch.groups.index((0, stream.state.latest)))
@@ -288,7 +288,7 @@ class ClosedFormGain(ClosedFormRule):
             return None
         outside = found.rest_offset
         if not torch.compiler.is_exporting():
-            # If nothing has moved, what comes in may stay as it is, bit for bit.
+            # If no mean has moved, samples may stay as they are, bit for bit.
             outside = outside if outside is not None and bool(outside.any()) else None
             if outside is None and not bool(found.offset.any()):
                 return None

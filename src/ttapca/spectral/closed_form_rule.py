@@ -240,7 +240,7 @@ class ClosedFormRule(Gain):
     variances: Tensor
     spread: Tensor
     averages: Tensor
-    rest_energy: float | None  # mean squared length of what lies outside, where it is watched
+    rest_energy: float | None  # mean squared length outside the basis, if it is watched
     reach: Tensor
 
     def __init__(

@@ -39,7 +39,7 @@ STEPS = 5  # of k-means after a split, of which more change nothing
 
 # Source images for each number that describes an image; fewer do not tell how images vary.
 FEWEST_SOURCE = 4
-# An image without any detail has no logarithm; as a share of what source images have.
+# An image without any detail has no logarithm; as a share of the median of source images.
 LEAST = 1e-3
 # In place of a deviation of zero, where a number is the same in all source images.
 LEAST_DEVIATION = 1e-6
@@ -248,7 +248,7 @@ class ConditionStates:
                     known = self._begin(known, mean[0], begun)
                 [state] = _nearest(mean, known.centres)
                 squares = _squares(appearances, known.centres)
-                # Where a condition ends, its last images still outnumber those of the next one.
+                # When a condition ends, its last images still outnumber images of the next one.
                 stay = squares[:, state] - squares.min(1) < 2 * self.constants.far**2
                 nearest[~strange & (stay | large)] = state
         centres, weights = _moved(known.centres, known.weights, appearances, nearest)
@@ -302,7 +302,7 @@ class ConditionStates:
             spread = float(squares_to_mean.mean()) / self.describe.size
             strange &= squares_to_mean > self._reach * max(1.0, spread)
         left = np.flatnonzero(strange)
-        while len(left):  # those that are nearer to the first one than to any state go with it
+        while len(left):  # images that are nearer to the first one than to any state go with it
             rows = appearances[left]
             alike = _squares(rows, rows[:1])[:, 0] < squares[left]
             known = self._begin(known, rows[alike].mean(0), begun)

@@ -1,4 +1,4 @@
-"""Cross-validation: what new source samples would look like to a basis.
+"""Cross-validation: the energies of new source samples in a basis.
 
 A basis fits the samples that it was made from better than others, so samples are measured by bases
 that were made without them. Samples that resemble each other are held out together.

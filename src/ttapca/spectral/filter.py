@@ -24,10 +24,8 @@ class SpectralFilter(nn.Module):
     part outside the basis, is dropped as in the paper, unless the gain `keeps_rest`.
 
     The filter computes in its own precision and returns that of its input: a bfloat16 network keeps
-    a float32 filter.
-
-    A basis of cosines takes images of other sizes as well; see `ttapca.spectral.other_sizes`. Gains
-    and everything they follow from are those of the fitted components, whatever the size.
+    a float32 filter. A basis of cosines takes images of other sizes as well, with the gains of the
+    fitted components; see `ttapca.spectral.other_sizes`.
 
     Args:
         mean: Source mean, shape (d,).

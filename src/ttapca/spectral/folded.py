@@ -276,7 +276,7 @@ class InputGram:
     def pca(
         self, n_components: int | float | None = None, *, leave_out: Sequence[int] = ()
     ) -> FoldedPCA:
-        """Decompose all samples except those at the positions in `leave_out`."""
+        """Decompose all samples except the ones at the positions in `leave_out`."""
         kept = torch.ones(self.count, dtype=torch.bool)
         kept[list(leave_out)] = False
         # Centred again: rounding, and those that are left out, have moved the mean.

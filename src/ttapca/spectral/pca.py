@@ -285,7 +285,7 @@ class SampleGram:
 
     @torch.no_grad()
     def pca(self, n_components: int | float | None = None, *, leave_out: Sequence[int] = ()) -> PCA:
-        """Decompose all samples except those at the positions in `leave_out`."""
+        """Decompose all samples except the ones at the positions in `leave_out`."""
         kept = torch.ones(self.count, dtype=torch.bool, device=self._device)
         kept[list(leave_out)] = False
         products = self._products[kept][:, kept]

@@ -32,9 +32,9 @@ GOLDEN_RATIO = 0.6180339887498949
 
 
 def position_hash(positions: Tensor) -> Tensor:
-    """Return a number from 0 to 1 for each position; those of any range are spread evenly.
+    """Return a number from 0 to 1 for each position, spread evenly for positions of any range.
 
-    A period in the data, such as classes that take turns, leaves no trace in what is chosen by it.
+    A period in the data, such as classes that take turns, leaves no trace in a choice by it.
 
     Example:
         >>> chosen = (position_hash(torch.arange(1000)) < 0.1).nonzero().flatten()

@@ -10,7 +10,7 @@ taken out by
   intraclass correlation of each layer, by which `ttapca.spectral.chain` counts the images of a run.
   - *Pairs*: whether two images have one class, by late layers; see `PairStatistic`.
 
-A `ClassPlan` is what a pass of the network is told about the classes of its images.
+A `ClassPlan` hands the classes of its images to a pass of the network.
 """
 
 from __future__ import annotations

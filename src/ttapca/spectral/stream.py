@@ -155,7 +155,7 @@ class Stream:
         self.starts: dict[str, Any] = {"samples": 0, "batches": 0, "images": 0, "skipped": 0}
         self.growing: set[str] = set()
         self._past = dict(self.starts)
-        self._present: dict[str, Any] = {}  # what the batch changes
+        self._present: dict[str, Any] = {}  # changes by the batch
         self._takers: list[Callable[[StreamState], None]] = []
         self._parts: dict[str, Part] = {}
         self._before: dict[str, Any] | None = None  # the contents before the batch that is open

@@ -151,7 +151,7 @@ class StreamState:
 
     @property
     def surest(self) -> int:
-        """The condition that has shifted most surely, of those that the last images have."""
+        """The condition that has shifted most surely, among the conditions of the last images."""
         shift = self.spectra[0].shift
         if self.conditions is None:
             return int(shift.argmax())
