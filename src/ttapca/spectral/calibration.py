@@ -357,7 +357,7 @@ class SourceSpectrum:
         return torch.from_numpy(factor).sqrt()[:, None]
 
     def _log_energies(self, size: int) -> Tensor:
-        """Return log energies of drawn batches, (draws, bands), or of all images for a size of 1."""
+        """Return log energies of drawn batches, or of all images for a size of 1: (n, bands)."""
         if size == 1 and len(self.energies) >= DRAWS:
             return self.energies.log()
         generator = torch.Generator().manual_seed(SEED)
