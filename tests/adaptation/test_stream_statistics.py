@@ -386,6 +386,9 @@ class Scripted:
     ) -> tuple[KnownConditions, NDArray[np.int64], set[int]]:
         return known, appearances[:, 0].astype(np.int64), set()
 
+    def resemblance(self, _: KnownConditions) -> float:
+        return 0.0
+
 
 # Shift and unusualness of each condition of each stream.
 SHIFTS = [[1.0, 0.6], [0.0, 0.8], [0.3, 1.0]]
