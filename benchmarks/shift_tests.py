@@ -78,7 +78,7 @@ class BandEnergies:
             images = independent_images(images, skew_of(counts, self._shares))
         normal = self._spectrum.batches_of(images)
         log_energy = torch.from_numpy(batch.energies.mean(0)).clamp(min=1e-12).log()
-        distance = normal.usual(0.0).distance(log_energy)
+        distance = normal.normal_range(0.0).distance(log_energy)
         # The largest of the source's distances makes those of other sizes comparable.
         return float(distance / normal.distances[-1]), float(normal.p_value(log_energy))
 

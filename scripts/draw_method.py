@@ -153,7 +153,7 @@ def usual(fitted: ttapca.FittedFilter, seen: dict[str, Tensor]) -> None:
     noisy = band_means(strengths(fitted, seen["noise"]), edges).log2()
     for number, count in enumerate((1, 200)):
         axes = figure.add_subplot(1, 2, number + 1)
-        range_ = normal.batches_of(count).usual(CONSTANTS.threshold)
+        range_ = normal.batches_of(count).normal_range(CONSTANTS.threshold)
         low, high = range_.low / math.log(2), range_.high / math.log(2)
         place = torch.arange(len(low))
         axes.fill_between(place, low, high, color=SOURCE, alpha=0.25, linewidth=0)

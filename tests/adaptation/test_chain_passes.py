@@ -33,11 +33,10 @@ from ttapca.adaptation.chain_passes import ChainPasses, Order, RunCounts
 from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import LayerOutputError, OptionError
 from ttapca.spectral.chain import ChainState, ClassChain
-from ttapca.spectral.class_plan import ClassPlan
 from ttapca.spectral.constants import CONSTANTS
-from ttapca.spectral.source_classes import SourceClasses, corrections
+from ttapca.spectral.source_classes import ClassPlan, SourceClasses, corrections
 from ttapca.spectral.stream import Stream
-from ttapca.spectral.stream_batch import Rows
+from ttapca.spectral.stream_batch import ImageRows
 from ttapca.spectral.stream_state import LayerMoments, leaves
 
 DATA = images(400)
@@ -403,7 +402,7 @@ def test_streams_share_a_pass_and_only_those_that_are_surprised_are_passed_again
     pixels = [3 * pictures(each, 8) for each in labels]
     states = [together.new_state()] * len(labels)
     all_of_them = torch.ones(int(counts.sum()), dtype=torch.bool)
-    rows = Rows(torch.arange(4).repeat_interleave(counts), all_of_them, all_of_them)
+    rows = ImageRows(torch.arange(4).repeat_interleave(counts), all_of_them, all_of_them)
     all_sizes = []
     for number in range(5):
         batches = [

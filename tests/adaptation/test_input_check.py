@@ -32,7 +32,7 @@ from ttapca.fitting.input_range import FEWEST
 from ttapca.methods import PulledWiener, Wiener
 from ttapca.networks.network import NormalisedNetwork
 from ttapca.spectral.image_statistics import SourceOutliers, shares_of, strays
-from ttapca.spectral.stream_batch import Rows
+from ttapca.spectral.stream_batch import ImageRows
 from ttapca.spectral.stream_state import StreamState
 
 # Units.
@@ -239,7 +239,7 @@ def test_streams_in_one_pass_are_repaired_each_by_itself() -> None:
     batches = [CLEAN, HIT, HIT[:1], HIT, CLEAN[:5]]
     sizes = [len(batch) for batch in batches]
     filtered = torch.tensor([True, True, True, False, True])
-    rows = Rows(
+    rows = ImageRows(
         torch.arange(5).repeat_interleave(torch.tensor(sizes)),
         torch.ones(sum(sizes), dtype=torch.bool),
         filtered.repeat_interleave(torch.tensor(sizes)),

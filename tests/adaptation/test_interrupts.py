@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import ttapca
 from adapters import BATCHES, DATA, LEARNING, NETWORKS, X, adapted, options_of, same
 from oracles import assert_same_picture, picture_of, small_convnet
-from ttapca.spectral.stream_batch import Rows
+from ttapca.spectral.stream_batch import ImageRows
 from ttapca.support.disk import LOCK_MARK
 
 
@@ -299,7 +299,7 @@ def test_an_interrupt_at_any_line_of_a_pass_of_other_streams() -> None:
     adapter = warmed_up("wiener", model=model)
     attached, expected = picture_of(model), model(X)
     everyone = torch.ones(len(X), dtype=torch.bool)
-    rows = Rows(torch.zeros(len(X), dtype=torch.long), everyone, everyone)
+    rows = ImageRows(torch.zeros(len(X), dtype=torch.long), everyone, everyone)
     for line in interrupts_of(lambda: adapter.predict_streams([adapter.new_state()], X, rows)):
         assert_same_picture(attached, picture_of(model))
         assert adapter.hub.batch is None, line

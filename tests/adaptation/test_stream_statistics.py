@@ -21,7 +21,7 @@ from ttapca.errors import LayerOutputError
 from ttapca.methods.method import Mixture
 from ttapca.spectral.conditions import KnownConditions
 from ttapca.spectral.stream import Stream
-from ttapca.spectral.stream_batch import Rows, StreamBatch
+from ttapca.spectral.stream_batch import ImageRows, StreamBatch
 from ttapca.spectral.stream_state import StreamState, leaves
 
 Numbers = NDArray[np.float64]
@@ -408,8 +408,8 @@ class Mixed:
     filtered: Tensor
 
     @property
-    def rows(self) -> Rows:
-        return Rows(self.stream, self.counted, self.filtered)
+    def rows(self) -> ImageRows:
+        return ImageRows(self.stream, self.counted, self.filtered)
 
     def of(self, group: tuple[int, int]) -> Tensor:
         return (self.stream == group[0]) & (self.condition == group[1])

@@ -26,7 +26,7 @@ from ttapca.fitting.channel_statistics import (
 )
 from ttapca.fitting.source_statistics import KEPT_PARTS, KEPT_SAMPLES
 from ttapca.fitting.store import read_folder, write_folder
-from ttapca.spectral.class_plan import LayerClasses
+from ttapca.spectral.source_classes import LayerClasses
 
 
 class Transformer(nn.Module):

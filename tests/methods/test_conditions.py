@@ -12,7 +12,7 @@ import ttapca
 from adapters import same
 from oracles import images, small_convnet
 from small_networks import group_norm_convnet
-from ttapca.spectral.stream_batch import Rows
+from ttapca.spectral.stream_batch import ImageRows
 
 ALL = images(2000)
 SOURCE, NEW = ALL[:1200], ALL[1200:]
@@ -74,7 +74,7 @@ def test_streams_of_several_conditions_share_a_pass_as_if_each_came_alone(kind: 
         batches += [one_condition, batches[1]]
         sizes = torch.tensor([len(batch) for batch in batches])
         stream = torch.arange(4).repeat_interleave(sizes)
-        rows = Rows(stream, torch.ones_like(stream, dtype=torch.bool), stream < 3)
+        rows = ImageRows(stream, torch.ones_like(stream, dtype=torch.bool), stream < 3)
         logits, outcomes = together.predict_streams(states, torch.cat(batches), rows)
         states = [each.state for each in outcomes]
         found = logits.split(sizes.tolist())

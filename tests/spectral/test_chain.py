@@ -113,7 +113,7 @@ def test_what_is_expected_is_what_images_say_who_say_nothing(before: int) -> Non
 
 def test_streams_that_surely_have_runs_know_no_other_regimes() -> None:
     chain, rng = ClassChain(np.ones(CLASSES), ordered=True), np.random.default_rng(9)
-    assert chain.regimes == CONSTANTS.run_doublings * len(CONSTANTS.shares)
+    assert chain.start().joint.shape[1] == CONSTANTS.run_doublings * len(CONSTANTS.shares)
     state, reading = chain.read(chain.start(), random_predictions(rng, 1, 30, CLASSES))
     for found in (reading, chain.expected(state, 5)):
         np.testing.assert_allclose(found.ordered, 1.0)
@@ -197,7 +197,7 @@ def test_a_batch_that_is_read_in_parts_says_nearly_the_same(
     predicted, said = predictions(labels, rng), pairs(labels, rng)
     start = CHAIN.start(2)
     whole_state, whole = CHAIN.read(start, predicted, said, sizes)
-    monkeypatch.setattr(module, "LARGEST", 2 * CHAIN.regimes * CLASSES * 10)
+    monkeypatch.setattr(module, "LARGEST", 2 * CHAIN.start().joint.shape[1] * CLASSES * 10)
     state, parts = CHAIN.read(start, predicted, said, sizes)
     assert parts.outputs.shape == whole.outputs.shape
     assert np.abs(parts.outputs - whole.outputs)[:, :33].mean() < 0.02
@@ -212,7 +212,7 @@ def test_parts_of_a_batch_may_leave_a_stream_out(monkeypatch: pytest.MonkeyPatch
     predicted = random_predictions(rng, 2, 9, CLASSES)
     features = rng.standard_normal((2, 9, 3))
     start = CHAIN.start(2, features=3)
-    monkeypatch.setattr(module, "LARGEST", 2 * CHAIN.regimes * CLASSES * 3)
+    monkeypatch.setattr(module, "LARGEST", 2 * CHAIN.start().joint.shape[1] * CLASSES * 3)
     state, reading = CHAIN.read(start, predicted, None, [9, 3], features)
     after, other = CHAIN.read(start.of_stream(1), predicted[1:, :3], None, None, features[1:, :3])
     assert_near(state.of_stream(1), after)

@@ -14,11 +14,17 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.surfaces import StreamStatistics
 from ttapca.spectral.chain import ChainReading
-from ttapca.spectral.class_plan import ClassPlan, LayerClasses, by_stream, in_batch
 from ttapca.spectral.constants import CONSTANTS
-from ttapca.spectral.source_classes import SourceClasses, corrections
+from ttapca.spectral.source_classes import (
+    ClassPlan,
+    LayerClasses,
+    SourceClasses,
+    by_stream,
+    corrections,
+    in_batch,
+)
 from ttapca.spectral.stream import Stream
-from ttapca.spectral.stream_batch import Rows, StreamBatch
+from ttapca.spectral.stream_batch import ImageRows, StreamBatch
 from ttapca.spectral.stream_state import Spectrum, StreamState
 
 SHARES = torch.tensor([0.5, 0.3, 0.2])
@@ -275,7 +281,7 @@ def changes(one: ClassPlan, other: ClassPlan, streams: list[int]) -> list[float]
         [state] * (max(streams) + 1),
         state,
         size=len(streams),
-        rows=Rows(of, every, every) if max(streams) else None,
+        rows=ImageRows(of, every, every) if max(streams) else None,
         plan=one,
     )
     found = surface.change(batch, other)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ttapca.spectral.appearances import Appearances
-from ttapca.spectral.conditions import ConditionStates, KnownConditions, _two_means
+from ttapca.spectral.conditions import Appearances, ConditionStates, KnownConditions, _two_means
 from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.image_statistics import TEXTURES, textures
 

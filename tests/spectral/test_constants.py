@@ -23,9 +23,7 @@ OTHER_NUMBERS = {
     "spectral/calibration.py": "DRAWS SEED LEEWAY_STEPS MOST_WITH_LEEWAY TINY",
     "spectral/cross_validation.py": "TOGETHER",
     "spectral/resemblance.py": "FEWEST_STRETCHES WILD_BANDS LEAST_VARIANCE",
-    "spectral/shrinkage.py": "",
-    "spectral/conditions.py": "HALVES_OF_NORMAL STEPS",
-    "spectral/appearances.py": "FEWEST_SOURCE LEAST LEAST_DEVIATION",
+    "spectral/conditions.py": "HALVES_OF_NORMAL STEPS FEWEST_SOURCE LEAST LEAST_DEVIATION",
     "spectral/image_statistics.py": (
         "NORMAL LOOKED_AT LOOKED_AT_VALUES LARGE STRIP EVERY GLANCED NOISE_VALUES DRAWS SEED "
         "TOGETHER DISTANCES TEXTURES LEAST_SIDE MOST_CHANNELS"
@@ -34,7 +32,6 @@ OTHER_NUMBERS = {
         "LARGEST_RANK NO_DIRECTION SMALLEST_RATIO MOST_FEATURES IMAGES_A_FEATURE"
     ),
     "spectral/chain.py": "TINY LEAST_PROBABILITY MOST_NATS LARGEST STEPS",
-    "spectral/class_plan.py": "",
     "spectral/closed_form_rule.py": "TINY LARGE",
     "spectral/closed_form.py": "",
     "spectral/stream_batch.py": "",

@@ -28,7 +28,7 @@ from ttapca.spectral.cross_validation import energies_of, rest_of
 from ttapca.spectral.gains import Gain, SourceComponents, make_gain
 from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.stream import Stream
-from ttapca.spectral.stream_batch import Rows, StreamBatch
+from ttapca.spectral.stream_batch import ImageRows, StreamBatch
 from ttapca.spectral.stream_state import Spectrum, StreamState, leaves
 
 FITTED = (3, 12, 16)
@@ -342,7 +342,7 @@ def test_streams_in_one_batch_are_served_as_each_is_alone(components: int | None
     assert isinstance(gain, ClosedFormGain)
     streams, all_ = torch.arange(3).repeat_interleave(20), torch.ones(60, dtype=torch.bool)
     filtered, start = torch.arange(60) != 45, state_of(gain)
-    rows = Rows(streams, all_, filtered)
+    rows = ImageRows(streams, all_, filtered)
     batch = StreamBatch([start] * 3, start, memory=gain.stream.memory, size=60, rows=rows)
     gain.stream.batch = batch
     found = together(x)
@@ -397,7 +397,7 @@ def test_what_resizing_does_is_no_shift() -> None:
     assert gain.evidence(evidence.energies, 60.0, leeway=leeway).p_value == evidence.p_value > 0.05
     # By what is usual for images of the fitted size, it would be one.
     assert gain.evidence(evidence.energies, 60.0).p_value < 0.01
-    strict = gain.normal.batches_of(60).usual(0.8)
+    strict = gain.normal.batches_of(60).normal_range(0.8)
     assert float(strict.judged(evidence.energies.log())[0]) > 0.5
 
 
@@ -470,7 +470,7 @@ def test_leeway_widens_what_is_normal() -> None:
     leeway = torch.tensor([[0.0, 0.0, 0.5, 2.0], [0.0, 0.0, 0.0, -1.0]])
     for size in (1, 50):
         plain, wide = source.batches_of(size), source.batches_of(size, leeway)
-        usual = wide.usual(0.8)
+        usual = wide.normal_range(0.8)
         assert source.batches_of(size, nothing) is plain
         assert source.batches_of(size, leeway + 0.01) is wide  # about the same
         for first, second in ((0, 0), (1, 0), (0, 1), (1, 1), (0.5, 0.2)):

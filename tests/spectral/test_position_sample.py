@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ttapca.errors import NotEnoughDataError
 from ttapca.spectral import position_sample
-from ttapca.spectral.appearances import FEWEST_SOURCE
+from ttapca.spectral.conditions import FEWEST_SOURCE
 from ttapca.spectral.position_sample import ENOUGH, HELD_OUT, SAMPLES, Positions, PositionSample
 
 

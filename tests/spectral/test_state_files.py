@@ -22,7 +22,7 @@ from scripted_classes import fitted, labels_in_runs, network, pictures
 from ttapca.errors import SavedStreamError
 from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.state_files import FORMAT, OLDER, SavedStream, read_saved
-from ttapca.spectral.stream_batch import Rows
+from ttapca.spectral.stream_batch import ImageRows
 from ttapca.spectral.stream_state import StreamState, is_finite, leaves
 
 KIND, NAME = "this kind", "camera.stream"
@@ -43,7 +43,7 @@ def adapted(order: str) -> ttapca.Adapter:
 def gone_on(adapter: ttapca.Adapter, state: StreamState, images: Tensor) -> tuple[Any, StreamState]:
     """The logits of some more images of a stream, and its state after these."""
     every = torch.ones(len(images), dtype=torch.bool)
-    rows = Rows(torch.zeros(len(images), dtype=torch.long), every, every)
+    rows = ImageRows(torch.zeros(len(images), dtype=torch.long), every, every)
     logits, [outcome] = adapter.predict_streams([state], images, rows)
     return logits, outcome.state
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 import ttapca
 from ttapca.errors import LayerOutputError
 from ttapca.spectral.chain import ChainState, ClassChain
-from ttapca.spectral.class_plan import ClassPlan
 from ttapca.spectral.closed_form import ClosedFormGain
-from ttapca.spectral.conditions import ConditionStates, KnownConditions
+from ttapca.spectral.conditions import ConditionStates, KnownConditions, Numbers
 from ttapca.spectral.filter import SpectralFilter
-from ttapca.spectral.stream_batch import Rows, StreamBatch, sums_by_group
+from ttapca.spectral.source_classes import ClassPlan
+from ttapca.spectral.stream_batch import ImageRows, StreamBatch, sums_by_group
 from ttapca.spectral.stream_state import AlarmState, LayerMoments, Spectrum, StreamState, leaves
 
 SIZE = (3, 8, 8)
@@ -91,7 +91,7 @@ class Together:
         self.states = [start_of(self.layer)] * streams
 
     @torch.no_grad()
-    def __call__(self, images: Tensor, rows: Rows) -> Tensor:
+    def __call__(self, images: Tensor, rows: ImageRows) -> Tensor:
         stream = gain_of(self.layer).stream
         batch = StreamBatch(
             self.states,
@@ -109,9 +109,11 @@ class Together:
         return found
 
 
-def rows_of(streams: Tensor, counted: Tensor | None = None, filtered: Tensor | None = None) -> Rows:
+def rows_of(
+    streams: Tensor, counted: Tensor | None = None, filtered: Tensor | None = None
+) -> ImageRows:
     every = torch.ones(len(streams), dtype=torch.bool)
-    return Rows(
+    return ImageRows(
         streams, every if counted is None else counted, every if filtered is None else filtered
     )
 
@@ -300,7 +302,7 @@ def test_a_copy_that_is_not_counted_shows_what_the_images_are_without_a_filter(
         copies = [parts[0], parts[0], parts[1]]
         sizes = torch.tensor([*map(len, copies)])
         streams, counted = torch.tensor([0, 0, 1]), torch.tensor([False, True, True])
-        rows = Rows(*(each.repeat_interleave(sizes) for each in (streams, counted, counted)))
+        rows = ImageRows(*(each.repeat_interleave(sizes) for each in (streams, counted, counted)))
         plain, first, second = together(torch.cat(copies), rows).split(sizes.tolist())
         assert torch.equal(plain, parts[0])
         for found, one, part, state in zip(
@@ -369,6 +371,9 @@ class AsTheyAre:
 
     size = 2
     reach = 20.0
+
+    def of_bands(self, away: Numbers) -> Numbers:
+        return away
 
 
 CONDITIONS = ConditionStates(AsTheyAre(), most=4)  # type: ignore[arg-type]

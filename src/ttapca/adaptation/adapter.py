@@ -24,7 +24,7 @@ from ttapca.adaptation.surfaces.filter_gains import known_classes
 from ttapca.errors import AttachError, OptionError, SavedStreamError
 from ttapca.fitting.attachment import detach_filter
 from ttapca.spectral.stream import Attributes, Stream, tensors_in
-from ttapca.spectral.stream_batch import Rows, StreamBatch
+from ttapca.spectral.stream_batch import ImageRows, StreamBatch
 from ttapca.spectral.stream_state import StreamState
 from ttapca.support.inputs import explained_inputs
 from ttapca.support.modules import (
@@ -358,7 +358,7 @@ class Adapter(nn.Module):
         return self.hub.start
 
     def predict_streams(
-        self, states: Sequence[StreamState], images: Tensor, rows: Rows
+        self, states: Sequence[StreamState], images: Tensor, rows: ImageRows
     ) -> tuple[Tensor, list[StreamOutcome]]:
         """Predict images of several streams in one pass, and adapt to each stream.
 

@@ -13,9 +13,15 @@ from ttapca.adaptation.optimisation import Predictor, Run, RunSome
 from ttapca.adaptation.surfaces.stream_statistics import StreamStatistics
 from ttapca.errors import LayerOutputError
 from ttapca.spectral.chain import ChainReading, ChainState, ClassChain
-from ttapca.spectral.class_plan import ClassPlan, LayerClasses, Places, by_stream, in_batch
 from ttapca.spectral.constants import CONSTANTS, Constants
-from ttapca.spectral.source_classes import SourceClasses
+from ttapca.spectral.source_classes import (
+    ClassPlan,
+    LayerClasses,
+    SourceClasses,
+    StreamPositions,
+    by_stream,
+    in_batch,
+)
 from ttapca.spectral.stream import Stream
 from ttapca.spectral.stream_batch import StreamBatch
 from ttapca.spectral.stream_state import StreamState
@@ -213,7 +219,7 @@ class ChainPasses(Predictor):
         said = batch.as_numbers(logits.detach()).log_softmax(1)
         return logits + torch.where(change[:, None], outputs - said, 0.0).to(logits)
 
-    def _alone(self, places: Places, state: ChainState) -> Any:
+    def _alone(self, places: StreamPositions, state: ChainState) -> Any:
         """Return which streams have a single image, and had none before, shape (streams,)."""
         if isinstance(places, int):
             return (state.place == 0) & (places == 1)

@@ -24,12 +24,12 @@ from ttapca.fitting.store import filter_arguments, read_filter, save_filter
 from ttapca.spectral import closed_form as closed_form  # so that its gains are known by name
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.calibration import band_edges
+from ttapca.spectral.closed_form_rule import class_reach
 from ttapca.spectral.filter import SpectralFilter
 from ttapca.spectral.gains import Gain, GainName, SourceComponents, make_gain
 from ttapca.spectral.pca import MOST_DROPPED
 from ttapca.spectral.randomised import singular_value_error
 from ttapca.spectral.resemblance import Resemblance
-from ttapca.spectral.shrinkage import class_reach
 from ttapca.spectral.source_classes import SourceClasses
 
 # Users are warned of a filter that changes more source predictions than this. Variance is a poor
@@ -389,7 +389,7 @@ class FittedFilter:
         gain = self.spectral_filter(closed_form.ClosedFormGain).gain
         if not isinstance(gain, closed_form.ClosedFormGain):
             raise TypeError("A filter has the gain that it was asked for.")
-        usual = gain.normal.batches_of(samples).usual(gain.threshold)
+        usual = gain.normal.batches_of(samples).normal_range(gain.threshold)
         away = usual.reach * len(usual.mean) / usual.precision.diagonal()
         return float(away.sqrt().median().exp())
 

@@ -23,7 +23,7 @@ from ttapca.methods.wiener import Wiener
 from ttapca.networks.evaluation import EvaluatedKind
 from ttapca.serving.answers import Mode, StreamStatus
 from ttapca.serving.stream_record import StreamRecord
-from ttapca.spectral.stream_batch import Rows
+from ttapca.spectral.stream_batch import ImageRows
 from ttapca.support.modules import device_and_dtype, find_layer
 from ttapca.support.outputs import FindLogits, OutputKind
 
@@ -141,7 +141,7 @@ class BatchedNetwork:
         gain = self._gain
         most = int(gain.stream.memory) + largest  # older images fade
         for size in range(1, most + 1):
-            gain.normal.batches_of(size).usual(gain.threshold)
+            gain.normal.batches_of(size).normal_range(gain.threshold)
 
     @torch.inference_mode()
     def predict(self, requests: Sequence[tuple[StreamRecord, Tensor]]) -> list[StreamPrediction]:
@@ -250,11 +250,11 @@ class BatchedNetwork:
         return self._adapter.detach()
 
 
-def _rows(copies: Sequence[tuple[int, Tensor, Copy]], device: torch.device) -> Rows:
+def _rows(copies: Sequence[tuple[int, Tensor, Copy]], device: torch.device) -> ImageRows:
     """Return the stream of each row of a batch, and how it goes through the network."""
     sizes = torch.tensor([len(images) for _, images, _ in copies])
     columns = zip(*((number, *copy) for number, _, copy in copies), strict=True)
-    return Rows(*(torch.tensor(each).repeat_interleave(sizes).to(device) for each in columns))
+    return ImageRows(*(torch.tensor(each).repeat_interleave(sizes).to(device) for each in columns))
 
 
 def _ignore(_health: Health) -> None:

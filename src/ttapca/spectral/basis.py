@@ -1,17 +1,12 @@
 """The directions along which a filter scales: the contract of all bases, and the plain kind.
 
 A basis leads from samples to components and back. A *sample* is a tensor at a layer, flattened to d
-numbers and centred; it has one *component* along each direction.
+numbers and centred; it has one *component* along each direction. `Dense` sits on the output of any
+layer, `Folded` on the input of an affine layer, and `Cosine` on the input or output of a layer for
+images. Code that uses a basis never asks which kind it is.
 
-- `Dense` sits on the output of any layer: orthonormal vectors, one matrix for both ways.
-- `ttapca.spectral.folded.Folded` sits on the input of an affine layer and filters its output: two
-  matrices, which belong to the layer's weights.
-- `ttapca.spectral.cosine.Cosine` sits on the input or output of a layer for images: cosines, which
-  take hardly any memory.
-
-Code that uses a basis never asks which kind it is. A further kind is a class in a file of its own,
-its entry in `ttapca.spectral.basis_choice`, a route in `ttapca.fitting.routes` that finds it, and
-its cost in `ttapca.fitting.plan`.
+A further kind is a class in a file of its own, its entry in `ttapca.spectral.basis_choice`, a route
+in `ttapca.fitting.routes` that finds it, and its cost in `ttapca.fitting.plan`.
 """
 
 from __future__ import annotations
@@ -85,10 +80,7 @@ class Basis(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
-        """Return a new tensor: `base` plus the samples that the first components stand for.
-
-        Shapes (d,) or (batch, d), and (batch, up to n_components).
-        """
+        """Return a new tensor: `base`, (d,) or (batch, d), plus the first components rebuilt."""
 
     @abc.abstractmethod
     def truncated(self, n_components: int) -> Basis:
@@ -137,10 +129,7 @@ class Basis(nn.Module, abc.ABC):
         )
 
     def for_shape(self, shape: tuple[int, ...], mean: Tensor) -> OtherSize:
-        """Return a map from samples of another shape, allowed by `check_shape`, and back.
-
-        The source mean of the samples of the fit has the shape (d,).
-        """
+        """Return a map from samples of another shape, allowed by `check_shape`, and back."""
         raise NotImplementedError(f"{type(self).__name__} takes samples of one shape.")
 
     def tensors(self) -> dict[str, Tensor]:
@@ -273,12 +262,9 @@ def _has_unit_columns(matrix: Tensor) -> bool:
 def _half_product(row: Tensor, matrix: Tensor | None) -> Tensor | None:
     """Multiply a single sample by the transpose of a float16 matrix: (1, n) and (m, n) to (1, m).
 
-    The time for a batch goes into arithmetic, which is as fast on a CPU in float32 as in float16.
     The time for a single sample goes into reading the matrix, and float16 is half as much to read.
-
-    Returns:
-        None if float32 must be used: for batches, under gradients, while a model is compiled, on
-        other devices than the CPU, and for numbers that float16 cannot hold.
+    None if float32 must be used: for batches, under gradients, while a model is compiled, on other
+    devices than the CPU, and for numbers that float16 cannot hold.
     """
     # While a model is exported, the number of rows must not be looked at.
     if matrix is None or torch.compiler.is_compiling() or len(row) != 1 or torch.is_grad_enabled():

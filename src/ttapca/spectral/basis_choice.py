@@ -40,10 +40,7 @@ def basis_kind(route: str, *, at_input: bool) -> type[Basis]:
 
 
 def takes_images(input_shape: tuple[int, ...] | None, data_shape: tuple[int, ...] | None) -> bool:
-    """Return whether a layer's input has the shape of the images that the model is given.
-
-    A layer before it may have normalised them.
-    """
+    """Return whether a layer's input has the shape of the images that the model is given."""
     return input_shape == data_shape and is_image(input_shape)
 
 
@@ -53,18 +50,11 @@ def acts_on_input(
     output_shape: tuple[int, ...],
     data_shape: tuple[int, ...] | None = None,
 ) -> bool:
-    """Return whether a filter should act on a layer's input.
+    """Return whether a filter should act on a layer's input, given the shapes of single samples.
 
-    It should if the layer is affine and its input either is smaller than its output, or is the
-    images that the model is given: there cosines serve even if matrices would be too large, and
-    single wrong pixels can be seen. The patch embedding of a transformer is such a layer, whose
-    output is not larger than the images.
-
-    Args:
-        layer: The layer.
-        input_shape: Shape of one sample of its input; None if that is not a single tensor.
-        output_shape: Shape of one sample of its output.
-        data_shape: Shape of one sample of the model's input, if that is known.
+    It should if the layer is affine and its input is smaller than its output, or is the images that
+    the model is given: there cosines serve even if matrices would be too large, and single wrong
+    pixels can be seen. The patch embedding of a transformer is such a layer.
 
     Example:
         >>> patches = nn.Conv2d(3, 768, 16, stride=16)
@@ -84,10 +74,6 @@ def cosines_serve(shape: tuple[int, ...], data_shape: tuple[int, ...] | None) ->
     """Return whether cosines do as well as principal components for samples of this shape.
 
     They do for the images that a model is given, unless these are small.
-
-    Example:
-        >>> cosines_serve((3, 32, 32), (3, 32, 32)), cosines_serve((1, 8, 8), (1, 8, 8))
-        (True, False)
     """
     return takes_images(shape, data_shape) and has_cosines(shape) and math.prod(shape) > SMALL
 
@@ -103,8 +89,7 @@ def usual_basis(
 ) -> tuple[type[Basis], tuple[int, ...]]:
     """Return the kind of basis that `ttapca.fit` finds by default, and the shape it filters.
 
-    The number of components counts if it was `asked` for; without, images have all cosines. The
-    other arguments are those of `acts_on_input`.
+    The number of components counts if it was `asked` for; without, images have all cosines.
     """
     kind: type[Basis] = Dense
     shape = output_shape

@@ -1,20 +1,17 @@
 """What is normal: how much the spectrum of source images varies, for a batch of any size.
 
-Variances of single components are noisy, so components are grouped in *bands*: a few components at
-the top of the spectrum, many at its end, one band per doubling. The energy of an image in a band is
-the mean of component^2 / source variance, which is 1 on average over the source.
+Variances of single components are noisy, so components are grouped in *bands*, one per doubling.
+The energy of an image in a band is the mean of component^2 / source variance, on average 1.
 
 From the band energies of some source images, batches of any size are drawn many times. They show
-how the logarithm of a batch's mean energy is distributed when nothing has shifted. Test batches are
-compared with this, so one rule serves a single image, whose spectrum says little, and two hundred
-images, whose mean says much.
+how the logarithm of a batch's mean energy is distributed without a shift. So one rule serves a
+single image, whose spectrum says little, and two hundred images, whose mean says much.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor
 
-from ttapca.errors import NotEnoughDataError, OptionError
+from ttapca.errors import NotEnoughDataError
 from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.resemblance import Resemblance
 
@@ -30,9 +27,8 @@ from ttapca.spectral.resemblance import Resemblance
 DRAWS = 512
 SEED = 0
 
-# The leeway of images (see `SourceSpectrum.batches_of`) is rounded to such parts of 1. So many
-# distributions with leeway are remembered, at most: where a stream has images of many sizes, each
-# batch may need another one.
+# The leeway of images (see `SourceSpectrum.batches_of`) is rounded to such parts of 1, and at most
+# so many distributions with leeway are cached: a stream may have images of many sizes.
 LEEWAY_STEPS = 16
 MOST_WITH_LEEWAY = 256
 
@@ -43,28 +39,17 @@ def band_edges(n_components: int) -> list[int]:
     """Return where bands begin and end: band k holds components edges[k] to edges[k + 1] - 1.
 
     There is one band per doubling, which makes 12 bands of 3,072 components. More bands were not
-    better at any batch size (docs/closed-form-evidence.md). Fewer components have the same bands,
-    except that the last one ends earlier.
-
-    Raises:
-        OptionError: There are no components.
+    better at any batch size (docs/closed-form-evidence.md).
 
     Example:
         >>> band_edges(12)
         [0, 1, 3, 7, 12]
     """
-    if n_components < 1:
-        raise OptionError(f"Bands need at least one component; found {n_components}.")
     return [*(2**band - 1 for band in range(n_components.bit_length())), n_components]
 
 
 def band_means(values: Tensor, edges: list[int]) -> Tensor:
-    """Return the mean of every band: (..., components) to (..., bands).
-
-    Example:
-        >>> band_means(torch.tensor([1.0, 2.0, 4.0]), [0, 1, 3]).tolist()
-        [1.0, 3.0]
-    """
+    """Return the mean of every band: (..., components) to (..., bands)."""
     return values @ averaging_matrix(edges).to(values)
 
 
@@ -80,10 +65,6 @@ def spreading_matrix(edges: list[int]) -> Tensor:
 
     Between the centres of two bands the value changes linearly in the logarithm of the component's
     number, so that neighbouring components have similar gains.
-
-    Example:
-        >>> (torch.tensor([1.0, 2.0]) @ spreading_matrix([0, 1, 2])).tolist()
-        [1.0, 2.0]
     """
     if len(edges) == 2:
         return torch.ones(1, edges[-1])
@@ -96,15 +77,7 @@ def spreading_matrix(edges: list[int]) -> Tensor:
 
 
 def between_bands(edges: list[int]) -> list[tuple[int, int, int]]:
-    """Return between which bands the values of components lie, see `spreading_matrix`.
-
-    Returns:
-        The number of the second one of two bands, the first component and the end, in order.
-
-    Example:
-        >>> between_bands([0, 1, 3, 7])
-        [(1, 0, 2), (2, 2, 7)]
-    """
+    """Return (right band, first component, end) for the components between two bands, in order."""
     right, _ = _between_centres(edges)
     bands = range(1, len(edges) - 1)
     ends = torch.searchsorted(right, torch.tensor(bands), right=True).tolist()
@@ -112,7 +85,7 @@ def between_bands(edges: list[int]) -> list[tuple[int, int, int]]:
 
 
 def _between_centres(edges: list[int]) -> tuple[Tensor, Tensor]:
-    """Return for every component the second one of two bands, and which share of it counts."""
+    """Return the right one of the two bands of every component, and its share."""
     place = torch.arange(1, edges[-1] + 1, dtype=torch.float64).log()
     centres = band_means(place, edges)
     right = torch.searchsorted(centres, place).clamp(1, len(centres) - 1)
@@ -121,13 +94,11 @@ def _between_centres(edges: list[int]) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class Usual:
-    """What log energies source batches usually have: of one size, or of one size for each stream.
-
-    For several streams, everything here has a leading dimension of streams.
+class NormalRange:
+    """The log energies of source batches of one size, or with a leading dimension of several sizes.
 
     Attributes:
-        mean: Their mean, shape (bands,).
+        mean: Of the log energies, shape (bands,).
         precision: Inverse of their covariance, shape (bands, bands).
         reach: `distance` within which nothing has surely shifted, a number.
         middle: `distance` that most of them have at most, a number.
@@ -143,34 +114,28 @@ class Usual:
     high: Tensor
 
     @classmethod
-    def of_each(cls, several: Sequence[Usual]) -> Usual:
-        """Return what is usual for several streams, given that for each."""
-        return cls(
-            *(
-                torch.stack([getattr(one, each.name) for one in several])
-                for each in dataclasses.fields(cls)
-            )
-        )
+    def stacked(cls, several: Sequence[NormalRange]) -> NormalRange:
+        """Return several ranges as one with a leading dimension."""
+        return cls(*map(torch.stack, zip(*(vars(each).values() for each in several), strict=True)))
 
-    def of_streams(self, numbers: Tensor) -> Usual:
-        """Return what is usual for some of the streams, by their numbers."""
-        tensors = (getattr(self, each.name) for each in dataclasses.fields(self))
-        return Usual(*(each.index_select(0, numbers) for each in tensors))
+    def mapped(self, convert: Callable[[Tensor], Tensor]) -> NormalRange:
+        """Return the range with each tensor converted."""
+        return NormalRange(*map(convert, vars(self).values()))
 
     def distance(self, log_energy: Tensor) -> Tensor:
-        """Return squared Mahalanobis distance / number of bands, near 1 for source batches.
+        """Return squared Mahalanobis distance / number of bands, (..., bands) to (...).
 
-        Shape (..., bands) to (...).
+        It is near 1 for source batches.
         """
         away = log_energy - self.mean
         return ((away[..., None, :] @ self.precision)[..., 0, :] * away).mean(-1)
 
     def judged(self, log_energy: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how surely a batch has shifted, and how unusual it is.
+        """Return how surely batches have shifted, and how unusual they are, both of shape (...).
 
         Certainty is 0 within reach of source batches, and up to 1 beyond. Being unusual is 0 for
-        the nearer ones of them, up to 1: it says less and says it sooner, for what does little
-        harm if it is wrong. Shape (..., bands) to twice (...).
+        the nearer ones of them, up to 1: it says less and says it sooner, for effects that do
+        little harm.
         """
         distance = self.distance(log_energy).clamp(min=TINY)
         certainty, unusual = 1 - self.reach / distance, 1 - self.middle / distance
@@ -191,7 +156,7 @@ class Normality:
         extremes: For each drawn batch, the width of the smallest central range that holds it in all
             bands: 0 is the median alone, 1 the whole range. Sorted, shape (draws,).
         precision: Inverse of their covariance, shape (bands, bands).
-        distances: `Usual.distance` of each drawn batch, sorted, shape (draws,).
+        distances: `NormalRange.distance` of each drawn batch, sorted, shape (draws,).
         constants: See `ttapca.spectral.constants`.
     """
 
@@ -201,38 +166,32 @@ class Normality:
     precision: Tensor
     distances: Tensor
     constants: Constants = CONSTANTS
-    _usual: dict[float, Usual] = field(default_factory=dict, repr=False)
+    _ranges: dict[float, NormalRange] = field(default_factory=dict, repr=False)
 
-    def usual(self, threshold: float) -> Usual:
-        """Return what is usual; cached, because quantiles are slow for a single image.
+    def normal_range(self, threshold: float) -> NormalRange:
+        """Return the range that holds this share of source batches in all bands.
 
-        Args:
-            threshold: Share of source batches whose log energies lie within the range in all bands;
-                at 0 the range is the median alone.
+        At 0 it is the median alone. It is cached, because quantiles are slow for a single image.
         """
-        if threshold not in self._usual:
+        if threshold not in self._ranges:
             share = float(torch.quantile(self.extremes, threshold)) if threshold else 0.0
             ends = torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=torch.float64)
             low, high = torch.quantile(self.log_energies, ends, dim=0)
             shares = (1 - self.constants.rare, self.constants.threshold)
             reach, middle = (torch.quantile(self.distances, each) for each in shares)
-            self._usual[threshold] = Usual(self.mean, self.precision, reach, middle, low, high)
-        return self._usual[threshold]
+            self._ranges[threshold] = NormalRange(
+                self.mean, self.precision, reach, middle, low, high
+            )
+        return self._ranges[threshold]
 
     def p_value(self, log_energy: Tensor) -> Tensor:
-        """Return the share of source batches that are at least as far away.
-
-        Shape (..., bands) to (...).
-        """
-        distance = self.usual(0.0).distance(log_energy)
+        """Return the share of source batches that are at least as far: (..., bands) to (...)."""
+        distance = self.normal_range(0.0).distance(log_energy)
         nearer = torch.searchsorted(self.distances, distance.contiguous())
         return (len(self.distances) - nearer + 1) / (len(self.distances) + 1)
 
     def band_p_values(self, log_energy: Tensor) -> Tensor:
-        """Return by band twice the share of source batches that are at least as far out.
-
-        Shape (bands,) to (bands,).
-        """
+        """Return by band twice the share of source batches at least as far out, (bands,)."""
         rising, value = self.log_energies.T.contiguous(), log_energy[:, None]
         draws = rising.shape[1]
         above = draws - torch.searchsorted(rising, value)
@@ -282,7 +241,7 @@ class SourceSpectrum:
         self._kurtosis = max(1.5, float((away.pow(4).mean(0) / spread).median()))
         self._known: dict[int, Normality] = {}
         self._with_leeway: dict[tuple[float, ...], Normality] = {}
-        self._tables: dict[float, tuple[dict[int, int], Usual]] = {}
+        self._tables: dict[float, tuple[dict[int, int], NormalRange]] = {}
 
     def batches_of(self, size: float, leeway: Tensor | None = None) -> Normality:
         """Return the distribution of log energies for source batches of this many images.
@@ -290,25 +249,20 @@ class SourceSpectrum:
         Args:
             size: At least 1, and limited to the images there are. From 32 on it is rounded down by
                 a few per cent, so that a growing count does not need new draws each time.
-            leeway: What may have been done to images without any harm, shape (kinds, bands). Each
-                row is added to the log energies of a drawn batch, times a share from 0 to 1 that is
-                drawn, too. It is rounded as well.
+            leeway: Harmless changes of images, rounded, shape (kinds, bands). Each row is added to
+                the log energies of a drawn batch, times a drawn share from 0 to 1.
         """
         rounded = self._rounded(size)
-        if leeway is not None and bool(leeway.any()):
-            return self._after(leeway, rounded)
-        if rounded not in self._known:
-            self._known[rounded] = self._draw(rounded)
-        return self._known[rounded]
-
-    def _after(self, leeway: Tensor, size: int) -> Normality:
-        """Return the distribution for batches that something may have been done to."""
+        if leeway is None or not bool(leeway.any()):
+            if rounded not in self._known:
+                self._known[rounded] = self._draw(rounded)
+            return self._known[rounded]
         steps = (leeway.to("cpu", torch.float64) * LEEWAY_STEPS).round()
-        key = (size, *steps.flatten().tolist())
+        key = (rounded, *steps.flatten().tolist())
         if key not in self._with_leeway:
             if len(self._with_leeway) >= MOST_WITH_LEEWAY:
                 self._with_leeway.clear()
-            self._with_leeway[key] = self._draw(size, steps / LEEWAY_STEPS)
+            self._with_leeway[key] = self._draw(rounded, steps / LEEWAY_STEPS)
         return self._with_leeway[key]
 
     def _rounded(self, size: float) -> int:
@@ -316,43 +270,36 @@ class SourceSpectrum:
         step = 1 << max(0, whole.bit_length() - 5)
         return whole // step * step
 
-    def usual(self, sizes: Tensor, threshold: float, leeway: Tensor) -> Usual:
-        """Return what is usual for several streams.
+    def normal_ranges(self, sizes: Tensor, threshold: float, leeway: Tensor) -> NormalRange:
+        """Return the range of each stream; see `batches_of` and `Normality.normal_range`.
 
-        Args:
-            sizes: How many images each has shown, shape (streams,); see `batches_of`.
-            threshold: See `Normality.usual`.
-            leeway: Of each stream, shape (streams, kinds, bands); see `batches_of`.
+        Sizes have the shape (streams,), leeways (streams, kinds, bands).
         """
-        if len(sizes) == 1:  # all that is usual broadcasts over one stream as it is
-            return self.batches_of(float(sizes), leeway[0]).usual(threshold)
+        if len(sizes) == 1:  # one range broadcasts as it is
+            return self.batches_of(float(sizes), leeway[0]).normal_range(threshold)
         if bool(leeway.any()):
             several = [
                 self.batches_of(size, own) for size, own in zip(sizes.tolist(), leeway, strict=True)
             ]
-            return Usual.of_each([each.usual(threshold) for each in several])
+            return NormalRange.stacked([each.normal_range(threshold) for each in several])
         wanted = [self._rounded(size) for size in sizes.tolist()]
         rows, table = self._tables.get(threshold, ({}, None))
         new = set(wanted) - rows.keys()
         if new or table is None:
             rows = {size: row for row, size in enumerate([*rows, *sorted(new)])}
-            table = Usual.of_each([self.batches_of(size).usual(threshold) for size in rows])
+            ranges = [self.batches_of(size).normal_range(threshold) for size in rows]
+            table = NormalRange.stacked(ranges)
             self._tables[threshold] = (rows, table)
-        return table.of_streams(torch.tensor([rows[size] for size in wanted]))
+        chosen = torch.tensor([rows[size] for size in wanted])
+        return table.mapped(lambda each: each.index_select(0, chosen))
 
-    def usual_of_all(self, threshold: float) -> tuple[Tensor, Usual]:
-        """Return what is usual for every size, to be looked up without drawing anything more.
-
-        Args:
-            threshold: See `Normality.usual`.
-
-        Returns:
-            For 0, 1, 2, ... images, up to all there are, the number of a row; and a table of rows.
-        """
+    def all_normal_ranges(self, threshold: float) -> tuple[Tensor, NormalRange]:
+        """Return the ranges of all sizes, and the row of 0, 1, 2, ... images among them."""
         rounded = [self._rounded(size) for size in range(len(self.energies) + 1)]
         sizes = sorted(set(rounded))
         rows = torch.searchsorted(torch.tensor(sizes), torch.tensor(rounded))
-        return rows, Usual.of_each([self.batches_of(size).usual(threshold) for size in sizes])
+        ranges = [self.batches_of(size).normal_range(threshold) for size in sizes]
+        return rows, NormalRange.stacked(ranges)
 
     def _draw(self, size: int, leeway: Tensor | None = None) -> Normality:
         """Draw batches of this size, and return how their log energies are distributed."""
@@ -360,7 +307,7 @@ class SourceSpectrum:
         mean = log_energies.mean(0)
         away = log_energies - mean
         if size > 1:
-            # The images are a sample themselves: what they tell about the source varies, too.
+            # The images are a sample themselves, so their statistics vary, too.
             away = away * math.sqrt(1 + size / len(self.energies))
         away = away + self._of_groups(size, len(away))
         if leeway is not None:
@@ -402,8 +349,8 @@ class SourceSpectrum:
         """Return by how much farther away new batches may seem, shape (draws, 1).
 
         How the images vary is known from these images. With n of them, the squared distance of a
-        new batch is (n - 1) / chi squared with n - bands degrees of freedom times as large as it
-        would be if that was known (Hotelling, 1931): 1.1 on average for 100 images and 8 bands.
+        new batch is (n - 1) / chi squared with n - bands degrees of freedom times as large as if
+        that was known (Hotelling, 1931): 1.1 on average for 100 images and 8 bands.
 
         The mean energy of several images is ruled by the largest ones. If energies have a kurtosis
         of k, their variance is known as that of 2 n / (k - 1) normal numbers is.
@@ -416,7 +363,7 @@ class SourceSpectrum:
         return torch.from_numpy(factor).sqrt()[:, None]
 
     def _log_energies(self, size: int) -> Tensor:
-        """Return those of drawn batches, shape (draws, bands); for a size of 1, of many images."""
+        """Return log energies of drawn batches, or of all images for a size of 1: (n, bands)."""
         if size == 1 and len(self.energies) >= DRAWS:
             return self.energies.log()
         generator = torch.Generator().manual_seed(SEED)

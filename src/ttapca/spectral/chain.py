@@ -5,36 +5,29 @@ show which kind a stream is, and the class of an image whose neighbours are know
 both, image by image, without labels.
 
 **Regimes.** With s the network's probabilities of an image, u the shares of classes in the source,
-v the shares of classes in recent predictions, and w those in the stream, unless the network itself
-favours them (expectation maximisation with w as prior, after Saerens et al., 2002):
+v those in recent predictions, and w those in the stream, unless the network itself favours them
+(expectation maximisation with w as prior, after Saerens et al., 2002):
 
-- *runs* (h, e): a class stays with probability 1 - h, and is drawn from u otherwise. An image says
-
-      p(x | k) / p(x) = (1 - e) s_k / u_k + e:
-
-  with probability e its prediction says nothing about its class.
-- *no order* (b): each class is drawn from u, and the network favours v, though the stream does not:
-
-      p(x | k) / p(x) = (1 - b) s_k / u_k + b v.(s / u)
-
-  Outputs stay as they are.
-- *few classes* (a): no order either, but each class is drawn from q = (1 - a) u + a w, and an image
-  says s_k / u_k.
+- *runs* (h, e): a class stays with probability 1 - h, and is drawn from u otherwise. With
+probability e the prediction says nothing: p(x | k) / p(x) = (1 - e) s_k / u_k + e. - *no order*
+(b): each class is drawn from u, and the network favours v, though the stream does not: p(x | k) /
+p(x) = (1 - b) s_k / u_k + b v.(s / u). Outputs stay as they are. - *few classes* (a): no order
+either, but each class is drawn from q = (1 - a) u + a w, and an image says s_k / u_k.
 
 The grid of h, e, b and a is fixed; the chain keeps the probability of every regime and class. A
 regime is drawn anew once in `regime_memory` images.
 
 **Pairs.** A network that collapses predicts one class, and so does a network that sees one class.
-The distance of two neighbouring images tells them apart (`ttapca.spectral.source_classes`): by how
-much likelier it is if both have one class.
+The distance of neighbouring images tells them apart (`ttapca.spectral.source_classes`).
 
-**One step.** With L the likelihood ratio of the pair and z the probabilities before it,
+**One step.** With L the likelihood ratio of the pair, z the probabilities before it, and pi the
+prior times q,
 
     T z = (1 - 1 / memory) [((1 - h) L + h q (L - 1)) z + h q sum_k z] + pi sum z / memory
 
-T is reversible: messages from later images obey the same recursion, started from pi, the prior
-times q. So one loop runs forward and backward over a batch. Arrays have a leading dimension of
-streams, and are numpy's: its calls take a microsecond, and a step has few numbers.
+T is reversible: messages from later images obey the same recursion, started from pi. So one loop
+runs forward and backward over a batch. Arrays have a leading dimension of streams, and are numpy's:
+its calls take a microsecond, and a step has few numbers.
 """
 
 from __future__ import annotations
@@ -72,8 +65,8 @@ class ChainState:
 
     # Probability of each regime and class of the last image, shape (streams, regimes, classes).
     joint: Numbers
-    # Recent counts of each class, shape (streams, 2, classes): as predicted, and as present if the
-    # stream holds few classes.
+    # Recent counts of each class, as predicted, and as present if the stream holds few classes,
+    # shape (streams, 2, classes).
     recent: Numbers
     place: Numbers  # expected, of the last image in its run; 0 without images, shape (streams,)
     features: Numbers  # of the last image, for the next pair, shape (streams, numbers)
@@ -105,23 +98,18 @@ class ChainReading:
     known: Numbers
     place: Numbers  # expected, of each image in its run, shape (streams, images)
     held: Numbers  # probability that the stream holds few classes, in no order, (streams, images)
-    crowd: (
-        Numbers  # likeness of these, from 0, as in the source, to 1, all of one class, (streams,)
-    )
+    crowd: Numbers  # likeness of these, from 0 as in the source to 1 for one class, (streams,)
     ordered: Numbers  # probability that the stream has runs, after its last image, (streams,)
     run_length: Numbers  # expected length of a run if it has, (streams,)
 
     def counts(self, likeness: Numbers, before: Numbers, renewed: Numbers) -> Numbers:
-        """Return for how many independent images each image counts, (streams, images, layers).
+        """Return for how many independent images each counts, (streams, images, layers).
 
-        By the design effect of cluster sampling, l images of one class are worth
-
-            g(l) = l / (1 + (l - 1) ICC)
-
-        independent ones, so that the image at place l of its run adds g(l) - g(l - 1). If old
-        images are forgotten, it also takes the place of its share of them, r g(l - 1): a run that
-        never ends keeps its worth. A stream of few classes in no order is one cluster of images
-        that are less alike.
+        By the design effect of cluster sampling, l images of one class are worth g(l) = l / (1 + (l
+        - 1) ICC) independent ones, so that the image at place l of its run adds g(l) - g(l - 1). If
+        old images are forgotten, it also takes the place of its share of them, r g(l - 1): a run
+        that never ends keeps its worth. A stream of few classes in no order is one cluster of
+        images that are less alike.
 
         Args:
             likeness: ICC, the intraclass correlation of each layer, shape (layers,).
@@ -223,11 +211,6 @@ class ClassChain:
         """Compute with numpy."""
         vars(self).update(state, xp=np)
 
-    @property
-    def regimes(self) -> int:
-        """Number of regimes."""
-        return len(self._redraw)
-
     def start(self, streams: int = 1, features: int = 0) -> ChainState:
         """Return the state of new streams, whose images have this number of features."""
         joint = (self._prior[:, None] * self.shares)[None].repeat(streams, 0)
@@ -235,7 +218,7 @@ class ClassChain:
         return ChainState(joint, nothing, np.zeros(streams), np.zeros((streams, features)))
 
     def expected(self, state: ChainState, images: int) -> ChainReading:
-        """Return what is expected of the next images, before they arrive."""
+        """Return the reading that is expected of the next images, before they arrive."""
         xp, weights = self.xp, state.joint.sum(2)  # (streams, regimes)
         q = self._drawn(self._shares_of(state.recent[:, 1]))
         stays = [(self._stay * self._keeps) ** number for number in range(1, images + 1)]
@@ -270,7 +253,7 @@ class ClassChain:
             features: Features of each image, for the next pair, shape (streams, images, numbers).
         """
         streams, images, classes = predicted.shape
-        most = max(1, LARGEST // (streams * self.regimes * classes))
+        most = max(1, LARGEST // (streams * len(self._redraw) * classes))
         if images > most:  # only streams of a thousand classes, whose states are large
             parts: list[ChainReading] = []
             for first in range(0, images, most):
@@ -280,7 +263,11 @@ class ClassChain:
                 looks = None if features is None else features[:, some]
                 state, reading = self.read(state, predicted[:, some], pairs, left, looks)
                 parts.append(reading)
-            return state, _joined(parts)
+            by_image: dict[str, Any] = {
+                name: np.concatenate([getattr(part, name) for part in parts], 1)
+                for name in ("outputs", "plain", "known", "place", "held")
+            }
+            return state, replace(parts[-1], **by_image)
         xp, there = self.xp, None
         if sizes is not None and min(sizes) < images:
             there = np.arange(images) < np.asarray(sizes)[:, None]  # (streams, images)
@@ -294,20 +281,6 @@ class ClassChain:
             pairs = xp.exp(log_pairs.clip(-MOST_NATS, MOST_NATS))
         if there is not None:  # a missing image says nothing
             says[~there] = pairs[~there] = 1.0
-        return self._read(state, predicted, says, pairs, q, recent, there, features)
-
-    def _read(
-        self,
-        state: ChainState,
-        predicted: Numbers,
-        says: Numbers,
-        pairs: Numbers,
-        q: Numbers,
-        recent: Numbers,
-        there: NDArray[np.bool_] | None,
-        features: Numbers | None,
-    ) -> tuple[ChainState, ChainReading]:
-        xp, (streams, images, _) = self.xp, predicted.shape
         rates = says[:, :, self._rate]  # (streams, images, regimes, classes)
         ahead, behind, filtered = self._messages(state.joint, rates, pairs, q)
         later = rates * behind  # evidence of this image and later ones, shape as ahead
@@ -347,17 +320,12 @@ class ClassChain:
     def _messages(
         self, joint: Numbers, says: Numbers, pairs: Numbers, q: Numbers
     ) -> tuple[Numbers, Numbers, Numbers]:
-        """Return the messages of the forward and the backward recursion.
+        """Return the messages of the forward and the backward recursion, of the shape of `says`.
 
-        Args:
-            joint: Probabilities before the first image, shape (streams, regimes, classes).
-            says: p(x | k) / p(x) of each image, shape (streams, images, regimes, classes).
-            pairs: Likelihood ratios, shape (streams, images).
-            q: Distribution that classes are drawn from, shape (streams, regimes, classes).
-
-        Returns:
-            Probabilities before each image, likelihoods of the later images up to a factor, and
-            probabilities after each image, of the shape of `says`.
+        These are probabilities before each image, likelihoods of the later images up to a factor,
+        and probabilities after each image. `joint` and `q`, the distribution that classes are drawn
+        from, have the shape (streams, regimes, classes), `says`, p(x | k) / p(x), the shape
+        (streams, images, regimes, classes), and the likelihood ratios of pairs (streams, images).
         """
         xp, (streams, images, _, _) = self.xp, says.shape
         keeps, start = self._keeps, self._prior[:, None] * q
@@ -459,12 +427,3 @@ class ClassChain:
         length = runs @ (1 / self._redraw[self._runs]) / ordered.clip(min=self._tiny)
         crowd = (few * self._alike(q[:, self._few])).sum(1) / few.sum(1).clip(min=self._tiny)
         return crowd.clip(0, 1), ordered, length
-
-
-def _joined(parts: Sequence[ChainReading]) -> ChainReading:
-    """Return readings of images that follow each other as one."""
-    by_image: dict[str, Any] = {
-        name: np.concatenate([getattr(part, name) for part in parts], 1)
-        for name in ("outputs", "plain", "known", "place", "held")
-    }
-    return replace(parts[-1], **by_image)

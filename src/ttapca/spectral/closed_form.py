@@ -1,9 +1,9 @@
-"""Gains in closed form: nothing is learned, they follow from the spectrum of the test data.
+"""Gains in closed form: they follow from the spectrum of the test data, and nothing is learned.
 
-`ClosedFormGain` shows the components of a batch to its streams, and applies the rule of
-`ttapca.spectral.closed_form_rule` to what these have shown by then. It does so for any number of
-streams: an adapter has one, a service many in a pass. `PulledGain` multiplies the result by a
-factor that gradient steps may learn.
+`ClosedFormGain` adds the components of a batch to the spectra of its streams, and applies the rule
+of `ttapca.spectral.closed_form_rule` to these. It does so for any number of streams: an adapter has
+one, a service many in a pass. `PulledGain` multiplies the result by a factor that gradient steps
+may learn.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ttapca.spectral.gains import (
 from ttapca.spectral.image_statistics import textures
 from ttapca.spectral.other_sizes import OtherSize
 from ttapca.spectral.stream import Stream
-from ttapca.spectral.stream_batch import StreamBatch, sums_by_group
+from ttapca.spectral.stream_batch import StreamBatch
 from ttapca.spectral.stream_state import Spectrum, StreamState
 
 # The exponents that the name stands for: Wiener's filter, which also restores.
@@ -48,23 +48,19 @@ WIENER = {"shrink": 1.0, "restore": CONSTANTS.restore}
 class ClosedFormGain(ClosedFormRule):
     """Gains in closed form from the energies of streams.
 
-    A call with components shows these to their streams, if this pass counts, and returns the gains
-    for all that was seen. Older samples count less and less.
-
-    If normalisation layers restore a lost scale by themselves, only the rest of it is restored
-    here.
+    A call with components adds these to their streams, if this pass counts, and returns the gains
+    for all samples so far. Older samples count less and less. If normalisation layers restore a
+    lost scale by themselves, only the rest of it is restored here.
 
     Args:
         source: Deviations and energies of the source components.
-        memory: Samples after which what was seen counts 1 / e. A stream that the gain joins has its
-            own.
-        states: How many conditions of images are told apart at most, each with gains of its own;
-            see `ttapca.spectral.conditions`.
-        **options: Options of `ClosedFormRule`.
+        memory: Samples after which a sample counts 1 / e. A stream that the gain joins has its own.
+        states: Conditions of images that are told apart at most, each with gains of its own; see
+            `ttapca.spectral.conditions`. **options: Options of `ClosedFormRule`.
 
     Attributes:
-        conditions: Tells conditions apart; None if nobody does.
-        number: Which of the filters of its streams it is.
+        conditions: Tells conditions apart; None if it cannot.
+        number: Of the filter in its streams.
 
     Raises:
         OptionError: An option makes no sense, or the filter has no energies.
@@ -103,12 +99,12 @@ class ClosedFormGain(ClosedFormRule):
     def join(self, stream: Stream) -> None:
         """Belong to this stream, or to all streams that take turns in it."""
         self.stream = stream
-        self.number = stream.add_filter(self.nothing_seen(), self._take)
+        self.number = stream.add_filter(self.empty_spectrum(), self._take)
         if self.conditions is not None:
             stream.declare_state(conditions=self.conditions.nothing_known())
 
-    def nothing_seen(self) -> Spectrum:
-        """Return what was seen of a new stream, in one row."""
+    def empty_spectrum(self) -> Spectrum:
+        """Return the spectrum of a new stream, in one row."""
         ones = self.variances.new_ones(1, len(self.variances))
         none = torch.zeros(1, dtype=torch.float64)
         mean = torch.zeros_like(ones) if self.center else None
@@ -117,6 +113,11 @@ class ClosedFormGain(ClosedFormRule):
             return found
         rest = ones.new_zeros(1, self._sample_size)
         return replace(found, rest_energy=torch.ones_like(none), rest_mean=rest)
+
+    @property
+    def _is_frozen(self) -> bool:
+        """Whether a program without a batch is exported: its gains do not change any more."""
+        return torch.compiler.is_exporting() and self.stream.batch is None
 
     @property
     def closed_form(self) -> ClosedFormGain:
@@ -131,17 +132,14 @@ class ClosedFormGain(ClosedFormRule):
         if not batch.wants_conditions:
             return
         with torch.no_grad():
-            energies = self._energies_of_each(components)
+            if components.shape[1] < LARGE:
+                energies = components.square() @ (self.averages / self.variances[:, None])
+            else:
+                squares = (each.square().div_(self.variances) for each in components)
+                energies = torch.stack([self.band_means(each) for each in squares])
             looks = textures(samples) if self._with_textures else None
             batch.tell_apart(self.conditions, self.conditions.describe(energies, looks))
         self._batch = batch  # as long as every pass counts, there is one for each call
-
-    def _energies_of_each(self, components: Tensor) -> Tensor:
-        """Return the band energies of each sample, (batch, components) to (batch, bands)."""
-        if components.shape[1] < LARGE:
-            return components.square() @ (self.averages / self.variances[:, None])
-        found = [self.band_means(each.square().div_(self.variances)) for each in components]
-        return torch.stack(found)
 
     def forward(
         self,
@@ -149,20 +147,22 @@ class ClosedFormGain(ClosedFormRule):
         rest: Tensor | None = None,
         size: OtherSize | None = None,
     ) -> Tensor:
-        """Show a batch to its streams if this pass counts, and return the gains; see `Gain`.
+        """Add a batch to its streams if this pass counts, and return the gains; see `Gain`.
 
         Raises:
             ShapeError: Samples of another size are exported.
         """
-        frozen = torch.compiler.is_exporting() and self.stream.batch is None
-        if components is None or frozen or not components.shape[0]:
+        if components is None or self._is_frozen or not components.shape[0]:
             return self._gains_now()
         if size is not None and torch.compiler.is_exporting():
             raise ShapeError(
                 "A filter is exported for images of the size that it was fitted on; found samples "
                 f"of shape {size.shape}. Fit a filter on images of this size."
             )
-        batch = self._opened(components.shape[0])
+        batch, length = self._batch, components.shape[0]
+        if batch is None or self.stream.batch is not None or self.number in batch.scalings:
+            batch = self.stream.opened(length)
+        self._batch, self._length = batch, length
         with torch.no_grad():
             if self.number not in batch.scalings:
                 self._show(batch, components, rest, size)
@@ -170,14 +170,6 @@ class ClosedFormGain(ClosedFormRule):
         if self.stream.batch is None and batch.counts:
             [self.stream.state] = batch.finish()
         return gains.to(self.variances)
-
-    def _opened(self, length: int) -> StreamBatch:
-        """Return the batch that some samples belong to."""
-        found = self._batch
-        if found is None or self.stream.batch is not None or self.number in found.scalings:
-            found = self.stream.opened(length)
-        self._batch, self._length = found, length
-        return found
 
     def _gains_now(self) -> Tensor:
         """Return the gains of the latest condition of the stream, without any samples."""
@@ -198,7 +190,7 @@ class ClosedFormGain(ClosedFormRule):
         return self._scaling(table.row(condition)).gains[0].to(self.variances)
 
     def _scaling(self, seen: Spectrum) -> Scaling:
-        """Return what follows from what groups have shown; nothing from those without samples."""
+        """Return the scaling of groups; those without samples pass as they are."""
         given_back, restore = self.stream.given_back, None
         if given_back is not None:
             restore = self.restore * (1 - given_back.by(seen.samples))
@@ -206,20 +198,16 @@ class ClosedFormGain(ClosedFormRule):
         if torch.compiler.is_exporting() or bool((seen.samples > 0).all()):
             return found
         some = seen.samples > 0
-        column = some.to(found.gains.device)[:, None]
-        return Scaling(
-            found.gains.where(column, 1.0),
-            found.shift.where(some, 0.0),
-            found.unusual.where(some, 0.0),
-            None if found.offset is None else found.offset.where(column, 0.0),
-            None if found.rest_gain is None else found.rest_gain.where(some, 1.0),
-            None if found.rest_offset is None else found.rest_offset.where(column, 0.0),
-        )
+        masked = {}
+        for name, each in found.tensors().items():
+            chosen = some.to(each.device).reshape(-1, *[1] * (each.dim() - 1))
+            masked[name] = each.where(chosen, 1.0 if name in ("gains", "rest_gain") else 0.0)
+        return Scaling(**masked)
 
     def _show(
         self, batch: StreamBatch, components: Tensor, rest: Tensor | None, size: OtherSize | None
     ) -> None:
-        """Add samples to what their streams have shown, and find what follows."""
+        """Add samples to their streams, and find the scaling."""
         before = batch.spectrum_before(self.number)
         newer = self._shown(batch, components, rest, size)
         # In a batch of several streams, each is looked at by itself when its logits are there.
@@ -236,61 +224,60 @@ class ClosedFormGain(ClosedFormRule):
     def _shown(
         self, batch: StreamBatch, components: Tensor, rest: Tensor | None, size: OtherSize | None
     ) -> Spectrum:
-        """Return what samples show of their groups."""
-        group = SampleGroups(batch, components.shape[0])
-        mean, square = group.moments(components)
+        """Return the spectra of samples by group."""
+        counts = batch.counted_samples(components.shape[0])
+        mean, square = _moments(batch, components, counts)
+        none, leeway = torch.zeros_like(counts), self.leeway_of(size).to(counts)
         found = Spectrum(
-            group.counts,
-            batch.independent_samples(group.counts),
+            counts,
+            batch.independent_samples(counts),
             square / self.variances,
-            torch.zeros_like(group.counts),
-            torch.zeros_like(group.counts),
-            self.leeway_of(size).to(group.counts).expand(group.counts.shape[0], -1, -1),
+            none,
+            none,
+            leeway.expand(counts.shape[0], -1, -1),
             mean if self.center else None,
         )
         if rest is None or self.rest_energy is None:
             return found
-        energy = group.mean(rest.square().sum(1, keepdim=True))[:, 0] / self.rest_energy
-        return replace(found, rest_energy=energy.to(group.counts), rest_mean=group.mean(rest))
+        lengths = rest.square().sum(1, keepdim=True)
+        energy = (batch.group_means(lengths, counts)[:, 0] / self.rest_energy).to(counts)
+        return replace(found, rest_energy=energy, rest_mean=batch.group_means(rest, counts))
 
     def _of_each(self, values: Tensor, passed: float) -> Tensor:
         """Return the row of the only group, or that of each sample of the last call.
 
-        Args:
-            values: Of groups, shape (groups, numbers).
-            passed: For samples that pass as they are.
+        Samples that pass as they are have the value `passed`.
         """
         batch, length = self._batch, self._length
-        frozen = torch.compiler.is_exporting() and self.stream.batch is None
-        if batch is None or frozen:
+        if batch is None or self._is_frozen:
             return values[0]
-        group_of, some = batch.group_of_each(length), not batch.all_filtered
-        if group_of is None and not some:
+        group_of = batch.group_of_each(length)
+        filtered = None if batch.all_filtered else batch.chosen("filtered", length)
+        if group_of is None and filtered is None:
             return values[0]
         if group_of is not None:
             values = values[group_of.to(values.device)]
-        filtered = batch.chosen("filtered", length) if some else None
         if filtered is None:
             return values
         return torch.where(filtered.to(values.device)[:, None], values, passed)
 
     def _last_scaling(self) -> Scaling | None:
-        """Return what followed from the last call; in a frozen program, from the stream so far."""
+        """Return the scaling of the last call; in a frozen program, that of the stream so far."""
         batch, stream = self._batch, self.stream
-        if stream.batch is not None or not torch.compiler.is_exporting():
-            return None if batch is None else batch.scalings.get(self.number)
+        found = None if batch is None else batch.scalings.get(self.number)
+        if not self._is_frozen:
+            return found
         # An exporter computes nothing but what depends on its input: this was computed before.
         if stream.state is None or stream.state is stream.start:
             return None
         if self._loaded is not None and self._loaded[0] is stream.state:
             return self._loaded[1]
-        found = None if batch is None else batch.scalings.get(self.number)
         if batch is None or found is None:
             return None
         return found.row(batch.groups.index((0, stream.state.latest)))
 
     def _take(self, state: StreamState) -> None:
-        """Find what follows from a stream that was put in place, for whoever exports it."""
+        """Compute the scaling of a stream that was put in place, for an exporter."""
         table = state.spectra[self.number]
         self._loaded = state, self._scaling(table.row(min(state.latest, len(table) - 1)))
 
@@ -301,7 +288,7 @@ class ClosedFormGain(ClosedFormRule):
             return None
         outside = found.rest_offset
         if not torch.compiler.is_exporting():
-            # If nothing has moved, what comes in may stay as it is, bit for bit.
+            # If no mean has moved, samples may stay as they are, bit for bit.
             outside = outside if outside is not None and bool(outside.any()) else None
             if outside is None and not bool(found.offset.any()):
                 return None
@@ -317,17 +304,13 @@ class ClosedFormGain(ClosedFormRule):
             return 1.0
         return self._of_each(found.rest_gain.to(self.variances)[:, None], 1.0)
 
-    # What a stream says ----------------------------------------------------------------------
+    # Evidence --------------------------------------------------------------------------------
 
     def evidence_in(self, state: StreamState, skew: float = 0.0) -> Evidence | None:
-        """Return what a stream says about a shift; None before its first batch.
+        """Return the evidence of a stream for a shift; None before its first batch.
 
-        If conditions are told apart, that of the surest one; see `StreamState`.
-
-        Args:
-            state: Of the stream.
-            skew: How surely its images are of few classes, from 0 to 1, if that was not known when
-                they came.
+        If conditions are told apart, that of the surest one. `skew` is how surely its images are of
+        few classes, from 0 to 1, if that was not known when they came.
         """
         seen = state.spectra[self.number].row(state.surest)
         samples = float(seen.samples)
@@ -342,62 +325,29 @@ class ClosedFormGain(ClosedFormRule):
 
     def band_gains(self, state: StreamState) -> Tensor:
         """Return the gains in the middle of every band, shape (bands,); see `evidence_in`."""
-        return self.gains_by_band(self.gains_of(state, state.surest))
+        gains = self.gains_of(state, state.surest)
+        return self.band_means(gains.to(self.averages).log()).exp()
 
 
-class SampleGroups:
-    """Means over the samples of each group of a batch, as far as they are counted.
-
-    Attributes:
-        counts: How many samples of each group are counted, float64, shape (groups,).
-    """
-
-    def __init__(self, batch: StreamBatch, length: int) -> None:
-        self._of, self._weights = batch.group_of_each(length), batch.chosen("counted", length)
-        self._groups = batch.group_count
-        self._plain = self._of is None and self._weights is None
-        if self._plain:
-            self.counts = torch.full((1,), float(length), dtype=torch.float64)
-        elif batch.traced:
-            self.counts = batch.sizes()
-        else:
-            ones = torch.ones(length, 1, dtype=torch.float64)
-            self.counts = self._summed(ones)[:, 0]
-
-    def _summed(self, values: Tensor) -> Tensor:
-        if self._weights is not None:
-            values = values * self._weights.to(values)[:, None]
-        return sums_by_group(values, self._of, self._groups)
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Return the means, (samples, n) to (groups, n)."""
-        if self._plain:
-            return values.mean(0, keepdim=True)
-        return self._summed(values) / self.counts.clamp(min=1).to(values)[:, None]
-
-    def moments(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the means and mean squares, (samples, n) to twice (groups, n)."""
-        samples, size = values.shape
-        if not self._plain or size < LARGE or samples == 1:
-            return self.mean(values), self.mean(values.square())
-        # One large image after the other: squares of a whole batch would not fit in the cache.
-        mean, square = torch.zeros_like(values[:1]), torch.zeros_like(values[:1])
-        for each in values:
-            mean += each
-            square.addcmul_(each, each)
-        return mean.div_(samples), square.div_(samples)
+def _moments(batch: StreamBatch, values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the means and mean squares of groups, (samples, n) to twice (groups, n)."""
+    samples, size = values.shape
+    if size < LARGE or samples == 1 or not batch.is_plain:
+        return batch.group_means(values, counts), batch.group_means(values.square(), counts)
+    # One large image after the other: squares of a whole batch would not fit in the cache.
+    mean, square = torch.zeros_like(values[:1]), torch.zeros_like(values[:1])
+    for each in values:
+        mean += each
+        square.addcmul_(each, each)
+    return mean.div_(samples), square.div_(samples)
 
 
 @register_gain("pulled", **WIENER)
 class PulledGain(ClosedFormGain):
     """The closed form times a learned, bounded factor for each component.
 
-    Factors start at 1, and `ttapca.methods.wiener` pulls them back there.
-
-    Args:
-        source: As for `ClosedFormGain`.
-        limit: Factors stay between 1 / limit and limit.
-        **options: Options of `ClosedFormGain`.
+    Factors start at 1, stay between 1 / `limit` and `limit`, and are pulled back to 1 by
+    `ttapca.methods.wiener`.
     """
 
     def __init__(

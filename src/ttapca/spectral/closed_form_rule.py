@@ -1,18 +1,21 @@
-"""The mathematics of closed-form gains, for any number of groups of samples at once.
-
-Let s be the variance of a component in the source data and t its variance now. Additive noise
-raises t, blur and loss of contrast lower it; r = s / t says by how much to undo that.
+"""The rule of closed-form gains, as pure functions for any number of groups of samples at once.
 
 `ClosedFormRule` compares the band energies of a stream with those of source batches of the same
-size (see `ttapca.spectral.calibration`) and applies the formulas of
-`ttapca.spectral.shrinkage` to the difference. If the mean has surely moved, it is moved back first.
-Its functions are pure: what streams have shown comes in as a `Spectrum`, and
-`ttapca.spectral.closed_form` keeps it.
+size (see `ttapca.spectral.calibration`). With r = s / t, the variance of a component in the source
+over that of now, gains are
+
+    Wiener      min(r, 1)                        the optimal linear estimate under additive noise
+    matching    sqrt(r)                          gives back the variance of the source
+    two-sided   min(r, 1)^a clip(r, 1, limit)^b  Wiener is (1, 0), matching (1/2, 1/2)
+
+If the mean has surely moved, it is moved back first; see `sure_share`. docs/method/equations.md
+derives the formulas.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -23,8 +26,8 @@ from torch import Tensor
 from ttapca._checks import Number, check_option
 from ttapca.errors import OptionError
 from ttapca.spectral.calibration import (
+    NormalRange,
     SourceSpectrum,
-    Usual,
     averaging_matrix,
     band_edges,
     between_bands,
@@ -33,13 +36,7 @@ from ttapca.spectral.calibration import (
 from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.gains import ABOVE_ONE, Gain, SourceComponents
 from ttapca.spectral.other_sizes import OtherSize
-from ttapca.spectral.shrinkage import (
-    allowed_reach,
-    sure_share,
-    two_sided_gain,
-    with_white_noise,
-)
-from ttapca.spectral.stream_state import Spectrum
+from ttapca.spectral.stream_state import Spectrum, Table
 
 TINY = 1e-12  # an energy of zero has no logarithm
 # From this many components on, bands are averaged one by one: a matrix would take longer to read.
@@ -62,71 +59,165 @@ def independent_images(
     """Return how many images of any class say as much as these.
 
     Images of one class resemble each other: many of them say as little as a few of any class.
-
-    Args:
-        samples: How many there are.
-        skew: How surely they are of few classes, from 0 to 1.
-        constants: See `ttapca.spectral.constants`.
-
-    Example:
-        >>> independent_images(200.0, 0.0), round(independent_images(200.0, 1.0), 1)
-        (200.0, 9.5)
+    `skew` is how surely these are of few classes, from 0 to 1.
     """
     return samples / (1 + constants.likeness * skew * samples)
 
 
 @dataclass(frozen=True, eq=False)
-class Scaling:
-    """What to do with components, in a row for each group of samples.
+class Scaling(Table):
+    """The gains and offsets of components, in a row for each group of samples."""
 
-    Attributes:
-        gains: Shape (groups, components).
-        shift: How surely each group has shifted, from 0 to 1, shape (groups,).
-        unusual: How unusual it is, from 0 to 1, shape (groups,).
-        offset: What to subtract from components before scaling; None if nobody asks for it.
-        rest_gain: Gain of what lies outside the basis, shape (groups,), or None.
-        rest_offset: What to subtract from that, shape (groups, d), or None.
-    """
-
-    gains: Tensor
-    shift: Tensor
-    unusual: Tensor
-    offset: Tensor | None
-    rest_gain: Tensor | None
-    rest_offset: Tensor | None
-
-    def row(self, number: int) -> Scaling:
-        """Return what to do with one of the groups."""
-        own = slice(number, number + 1)
-        return Scaling(
-            self.gains[own],
-            self.shift[own],
-            self.unusual[own],
-            None if self.offset is None else self.offset[own],
-            None if self.rest_gain is None else self.rest_gain[own],
-            None if self.rest_offset is None else self.rest_offset[own],
-        )
+    gains: Tensor  # shape (groups, components)
+    shift: Tensor  # how surely each group has shifted, from 0 to 1, shape (groups,)
+    unusual: Tensor  # how unusual it is, from 0 to 1, shape (groups,)
+    offset: Tensor | None = None  # subtracted from components before scaling
+    rest_gain: Tensor | None = None  # of the part outside the basis, shape (groups,)
+    rest_offset: Tensor | None = None  # subtracted from that part, shape (groups, d)
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What the energies of some images say about a shift.
+    """What the energies of some images say about a shift."""
 
-    Attributes:
-        samples: How many images there are; in a stream, older ones count less.
-        energies: Their energies, shape (bands,): variance over that of the source.
-        p_value: Share of source batches of that size that are as far from the mean source batch.
-        band_p_values: The same for single bands, shape (bands,).
+    samples: float  # in a stream, older ones count less
+    energies: Tensor  # variances over those of the source, shape (bands,)
+    p_value: float  # share of source batches of that size that are as far from their mean
+    band_p_values: Tensor  # the same for single bands, shape (bands,)
+
+
+def two_sided_gain(
+    log_ratio: Tensor,
+    *,
+    shrink: float = 1.0,
+    restore: Tensor | float = 0.0,
+    largest_ratio: float = 64.0,
+) -> Tensor:
+    """Return the gains min(r, 1)^shrink clip(r, 1, largest_ratio)^restore, given log r.
+
+    Example:
+        >>> gains = two_sided_gain(torch.tensor([0.25, 1.0, 4.0]).log(), restore=0.5)
+        >>> [round(gain, 4) for gain in gains.tolist()]
+        [0.25, 1.0, 2.0]
     """
+    shrunk = shrink * log_ratio.clamp(max=0.0)
+    restored = restore * log_ratio.clamp(0.0, math.log(largest_ratio))
+    return shrunk.add_(restored).exp_()
 
-    samples: float
-    energies: Tensor
-    p_value: float
-    band_p_values: Tensor
+
+def with_white_noise(
+    excess: Tensor,
+    log_energy: Tensor,
+    noise: Tensor,
+    samples: Tensor | float = 1.0,
+    constants: Constants = CONSTANTS,
+) -> Tensor:
+    """Return by how much log energies exceed those of the source, counting noise in every band.
+
+    White noise is equally strong in all components. In the last ones, where natural images have
+    hardly any variance, it stands out even in a single image; in the middle bands, one image does
+    not tell noise from detail. So the energy by which the last band exceeds the range of source
+    batches gives its level. That is a lower bound, since energy within the range does not count,
+    and no band may have more noise than energy: noise that is not white does not count either. If
+    noise makes up the share q of a band's energy, that band exceeds its own signal by -log(1 - q).
+
+    Args:
+        excess: Of log energies over the range of source batches, with sign, shape (..., bands).
+        log_energy: Logarithm of the energies, shape (..., bands).
+        noise: Energy of white noise of variance 1, shape (bands,).
+        samples: Images behind the energies, shape (...). All of the noise counts for one image,
+            and evenly less for more: beyond `prior`, each band shows its own noise.
+        constants: See `ttapca.spectral.constants`.
+
+    Example:
+        >>> noise = torch.tensor([1.0, 100.0, 1000.0])
+        >>> energy = 1 + 0.5 * noise
+        >>> highest = torch.tensor([2.0, 1.0, 1.0])  # the end of the range
+        >>> found = (energy / highest).log().clamp(min=0)
+        >>> [round(value, 2) for value in with_white_noise(found, energy.log(), noise).tolist()]
+        [0.4, 3.93, 6.22]
+    """
+    fading = (torch.as_tensor(samples, dtype=excess.dtype) - 1) / constants.prior
+    if not torch.compiler.is_exporting() and bool((fading >= 1).all()):
+        return excess
+    energy = log_energy.exp()
+    surplus = -energy * torch.expm1(-excess.clamp(min=0))
+    least = (energy / noise).amin(-1, keepdim=True)
+    # No band exceeds its own signal by more than ratios are believed.
+    most = (1 - 1 / constants.largest_ratio) * least
+    level = torch.minimum((surplus / noise)[..., -1:], most)
+    share = level * noise / energy
+    more = (-torch.log1p(-share) - excess).clamp(min=0) * (share > 0)
+    return excess + more * (1 - fading.clamp(0, 1))[..., None]
+
+
+def class_reach(class_means: Tensor, shares: Tensor, variances: Tensor) -> Tensor:
+    """Return how far the mean of the farthest class lies, in squared deviations within classes.
+
+    Means are taken from the mean of all, (classes, components); shares have the shape (classes,),
+    variances over all classes (components,).
+    """
+    squares = class_means.square()
+    # If few samples make a class look as far as all variance, something within must be left.
+    within = (variances - shares @ squares).clamp(min=variances / 64)
+    return squares.amax(0) / within
+
+
+def allowed_reach(reach: Tensor | None, like: Tensor, constants: Constants = CONSTANTS) -> Tensor:
+    """Return how far a mean may lie before it counts, shape of `like`; see `sure_share`."""
+    if reach is None:  # the classes are not known
+        return torch.full_like(like, constants.chance)
+    return (constants.farthest_class * reach.to(like)).clamp(min=constants.smallest_reach)
+
+
+def sure_share(
+    square: Tensor,
+    energy: Tensor,
+    reach: Tensor,
+    samples: Tensor | float,
+    independent: Tensor | float,
+    constants: Constants = CONSTANTS,
+) -> Tensor:
+    """Return the part of a mean's distance from the source's that is surely a shift, from 0 to 1.
+
+    Fog moves the mean of an image's components, and so does a batch of one class, which must be
+    left alone. But a class varies around its mean, while fog leaves little variance around the new
+    one. With m the mean of a component in n samples and v their variance around it, in units of the
+    source, the part of m that counts is, after James and Stein,
+
+        m max(0, 1 - (reach v + chance max(v, 1) / n) / m^2)
+
+    The first term is how far a class may lie, the second the allowance for chance. Few samples do
+    not tell v, so the source's variance counts for `prior` samples in it; and of the remainder, the
+    share (n - 1) / n counts.
+
+    Args:
+        square: Squared distance of the mean over source variance; all shapes must broadcast.
+        energy: Mean squared distance of samples from the source's mean, over source variance.
+        reach: See `allowed_reach`.
+        samples: Number of samples.
+        independent: Number of independent ones; fewer if samples resemble each other.
+        constants: See `ttapca.spectral.constants`.
+
+    Example:
+        >>> far = torch.tensor(25.0)
+        >>> sure_share(far, far + 1, torch.tensor(0.25), 100, 100).item() > 0.9
+        True
+        >>> sure_share(far, far + 1, torch.tensor(0.25), 1, 1).item()  # one image has no mean
+        0.0
+    """
+    # In place if possible: a large image has as many components as numbers.
+    own = samples * (energy - square).clamp_(min=0)
+    own = own.add_(constants.prior) / (samples + constants.prior)
+    bound = reach * own
+    bound = bound + own.clamp_(min=1).mul_(constants.chance) / independent
+    sure = bound.div_(square.clamp(min=torch.finfo(square.dtype).tiny)).neg_().add_(1).clamp_(min=0)
+    others = torch.as_tensor(independent - 1, dtype=square.dtype).clamp(min=0)
+    return sure * (others / (others + 1))
 
 
 class ClosedFormRule(Gain):
-    """What the source says about gains, and the rule that leads to them.
+    """The source's statistics, and the rule that leads to gains.
 
     In each band, only the part of the log energy outside the range of source batches of the same
     size counts. So a single image, whose energies vary much by nature, changes little unless it is
@@ -134,12 +225,11 @@ class ClosedFormRule(Gain):
 
     Args:
         source: Deviations and energies of the source components.
-        shrink: Exponent where the test data have more variance than the source.
-        restore: Exponent where they have less.
+        shrink: Exponent if the test data have more variance than the source.
+        restore: Exponent if they have less.
         largest_ratio: Larger ratios of variances count as this one.
         threshold: Share of source batches whose gains are exactly 1; 0 trusts every batch.
-        center: Share of a sure shift of the mean that is removed, 0 to 1; see
-            `ttapca.spectral.shrinkage`.
+        center: Share of a sure shift of the mean that is removed, 0 to 1; see `sure_share`.
         constants: See `ttapca.spectral.constants`.
 
     Raises:
@@ -150,7 +240,7 @@ class ClosedFormRule(Gain):
     variances: Tensor
     spread: Tensor
     averages: Tensor
-    rest_energy: float | None  # mean squared length of what lies outside, where it is watched
+    rest_energy: float | None  # mean squared length outside the basis, if it is watched
     reach: Tensor
 
     def __init__(
@@ -195,18 +285,14 @@ class ClosedFormRule(Gain):
         self.register_buffer("reach", reach)
         white = source.noise().to(deviations) / self.variances  # of noise of variance 1
         self._white_noise = (white @ self.averages).to("cpu", torch.float64)  # (bands,)
-        self._table: tuple[Tensor, Usual] | None = None  # see `make_traceable`
+        self._table: tuple[Tensor, NormalRange] | None = None  # see `make_traceable`
 
     def no_leeway(self) -> Tensor:
         """Return `leeway_of` images of the fitted size: nothing has been done to them."""
         return self.normal.energies.new_zeros(2, self.normal.energies.shape[1])
 
     def leeway_of(self, size: OtherSize | None) -> Tensor:
-        """Return what resizing may have done to log energies, float64, shape (2, bands).
-
-        Args:
-            size: Of images; None for that of the fit.
-        """
+        """Return how resizing may have changed log energies, float64, shape (2, bands)."""
         if size is None:
             return self.no_leeway()
         bands = self.by_band(size.leeway(self.variances).exp()).log()
@@ -214,15 +300,13 @@ class ClosedFormRule(Gain):
         return torch.cat([bands, bands[:, -1:]], 1) if self.watches_rest else bands
 
     def scaling(self, seen: Spectrum, restore: Tensor | float | None = None) -> Scaling:
-        """Return what follows from what was seen.
+        """Return the scaling for spectra of at least one sample in each row.
 
-        Args:
-            seen: Of at least one sample in each row.
-            restore: In place of the rule's own exponent; a number, or one for each row.
+        `restore` takes the place of the rule's own exponent; a number, or one for each row.
         """
-        usual = self.usual(seen.independent, seen.leeway)
+        normal = self.normal_ranges(seen.independent, seen.leeway)
         log_energy = self.log_energies(seen.energies, seen.rest_energy)
-        shift, unusual = usual.judged(log_energy)
+        shift, unusual = normal.judged(log_energy)
         offset = rest_offset = None
         if seen.mean is not None:
             offset = torch.zeros_like(seen.mean)
@@ -232,7 +316,7 @@ class ClosedFormRule(Gain):
                 log_energy = self.log_energies(seen.energies, seen.rest_energy)
         exponent = self.restore if restore is None else restore
         bands = len(self.spread)
-        excess = usual.excess(log_energy)
+        excess = normal.excess(log_energy)
         noisy = with_white_noise(
             excess[:, :bands],
             log_energy[:, :bands],
@@ -244,22 +328,22 @@ class ClosedFormRule(Gain):
         rest_gain = self._undo(-excess[:, -1:], exponent)[:, 0] if self.watches_rest else None
         return Scaling(gains, shift, unusual, offset, rest_gain, rest_offset)
 
-    def usual(self, independent: Tensor, leeway: Tensor) -> Usual:
-        """Return what is usual for so many images in each row, after what was done to them."""
+    def normal_ranges(self, independent: Tensor, leeway: Tensor) -> NormalRange:
+        """Return the range of source batches of this many images and this leeway in each row."""
         if self._table is None:
-            return self.normal.usual(independent, self.threshold, leeway)
+            return self.normal.normal_ranges(independent, self.threshold, leeway)
         rows, table = self._table
         whole = independent.round().clamp(min=0, max=len(rows) - 1).long()
-        return table.of_streams(rows.index_select(0, whole))
+        chosen = rows.index_select(0, whole)
+        return table.mapped(lambda each: each.index_select(0, chosen))
 
     def make_traceable(self) -> None:
         """Do the same operations whatever the numbers, in float32, as exporters need it.
 
-        What is usual is looked up in a table of all sizes, for images of the size of the fit.
+        Normal ranges come from a table of all batch sizes, for images of the size of the fit.
         """
-        rows, table = self.normal.usual_of_all(self.threshold)
-        tensors = (getattr(table, each.name) for each in dataclasses.fields(table))
-        self._table = rows, Usual(*(each.to(self.variances) for each in tensors))
+        rows, table = self.normal.all_normal_ranges(self.threshold)
+        self._table = rows, table.mapped(lambda each: each.to(self.variances))
         self._white_noise = self._white_noise.to(self.variances)
 
     def _undo(self, log_ratio: Tensor, restore: Tensor | float) -> Tensor:
@@ -272,14 +356,12 @@ class ClosedFormRule(Gain):
     def _centred(
         self, seen: Spectrum, mean: Tensor, shift: Tensor
     ) -> tuple[Spectrum, Tensor, Tensor | None]:
-        """Return what was seen around means that are moved back, and by how much they are."""
+        """Return spectra around means that are moved back, and the moves inside and outside."""
         energies = seen.energies
         weight = (self.center * shift).to(energies)
-        worth = (
-            seen.independent
-            if self._resemblance is None
-            else self._resemblance.worth(seen.independent)
-        )
+        worth = seen.independent
+        if self._resemblance is not None:
+            worth = self._resemblance.worth(worth)
         counts = (seen.samples.to(energies), worth.to(energies))
         samples, independent = (each[:, None] for each in counts)
         square = mean.square() / self.variances
@@ -299,10 +381,7 @@ class ClosedFormRule(Gain):
         return moved, share * mean, part[:, None] * seen.rest_mean
 
     def by_band(self, energies: Tensor) -> Tensor:
-        """Return the energies of bands, given those of components, in float64 on the CPU.
-
-        Shape (..., components) to (..., bands).
-        """
+        """Return energies of bands, float64 on the CPU: (..., components) to (..., bands)."""
         found = self.band_means(energies.to(self.averages))
         return found if self._table is not None else found.to("cpu", torch.float64)
 
@@ -328,25 +407,17 @@ class ClosedFormRule(Gain):
         return torch.cat(parts, -1)
 
     def log_energies(self, energies: Tensor, rest: Tensor | None = None) -> Tensor:
-        """Return the logarithms of band energies, given energies of components.
+        """Return the logarithms of band energies, given energies of components, (..., components).
 
-        Args:
-            energies: Shape (..., components).
-            rest: Energy of what lies outside the basis, shape (...); where that is watched, it is
-                one more band, the last one.
+        If the part outside the basis is watched, its energy, (...), is one more band, the last one.
         """
-        return self.with_rest(self.by_band(energies), rest).clamp(min=TINY).log()
+        return self._with_rest(self.by_band(energies), rest).clamp(min=TINY).log()
 
-    def with_rest(self, bands: Tensor, rest: Tensor | None) -> Tensor:
-        """Return energies of bands, and of what lies outside the basis where that is watched."""
+    def _with_rest(self, bands: Tensor, rest: Tensor | None) -> Tensor:
         if not self.watches_rest:
             return bands
         last = torch.ones_like(bands[..., :1]) if rest is None else rest[..., None].to(bands)
         return torch.cat([bands, last], -1)
-
-    def gains_by_band(self, gains: Tensor) -> Tensor:
-        """Return the gains in the middle of every band, (..., components) to (..., bands)."""
-        return self.band_means(gains.to(self.averages).log()).exp()
 
     def evidence(
         self,
@@ -356,17 +427,13 @@ class ClosedFormRule(Gain):
         outside: float = 1.0,
         leeway: Tensor | None = None,
     ) -> Evidence:
-        """Return what images say about a shift.
+        """Return the evidence of images, given their energies in bands, (bands,).
 
-        Args:
-            energies: Of bands, shape (bands,).
-            samples: How many images they are of.
-            independent: How many of them say something new; by default all.
-            outside: Energy of what lies outside the basis, where that is watched.
-            leeway: What resizing may have done to them; by default nothing.
+        By default all images are independent. `outside` is the energy of the part outside the
+        basis, if that is watched, and `leeway` how resizing may have changed energies.
         """
         normal = self.normal.batches_of(samples if independent is None else independent, leeway)
-        log_energy = self.with_rest(energies, energies.new_tensor(outside)).clamp(min=TINY).log()
+        log_energy = self._with_rest(energies, energies.new_tensor(outside)).clamp(min=TINY).log()
         p_value = float(normal.p_value(log_energy))
         by_band = normal.band_p_values(log_energy)[: len(energies)]
         return Evidence(samples, energies, p_value, by_band)

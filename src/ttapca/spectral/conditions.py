@@ -2,28 +2,18 @@
 
 One set of gains and statistics cannot serve a batch in which every image may have another
 condition. So a stream can have several *states*, one for each condition, and each image is served
-by the state that it is nearest to.
+by the state that it is nearest to, by its appearance (`Appearances`).
 
-Its appearance tells which one that is (`ttapca.spectral.appearances`).
+- **A new state** begins if the recent images of a state can be cut into two clearly separate
+groups. Two halves of a normal distribution keep 36 % of its variance, two halves of an even one 25
+%; the images of two conditions keep less than that. - **Back to normal.** An image that is much
+nearer to the source than to any state begins a state at once. - **A stranger** is farther from
+every state than any source image is from the source. It begins a state at once, so that a few
+broken images do not spoil another one. - **One condition at a time** is the common case: if the
+images of a batch are about as near to their own mean as each is to its nearest state, the whole
+batch belongs to one state.
 
-**A new state.** There is one state at first. The images that a state had of late are split in two
-along a direction in which they vary most, where the split leaves two clearly separate groups: far
-apart, and each so narrow that they cannot be the two halves of one. One condition does not do that,
-however much its images vary: two halves of a normal distribution keep 36 % of its variance, two
-halves of an even one 25 %. The images of two conditions keep less than that.
-
-**Back to normal.** When a condition ends, what follows looks like the source, and that is known
-beforehand: an image that is much nearer to the source than to any state begins a state at once.
-
-**A stranger** is farther from every state than any source image is from the source. It begins a
-state at once as well. So a few broken images do not spoil what a state has seen.
-
-**One condition at a time** is what most streams have. Where the images of a batch are about as
-near to their own mean as each is to its nearest state, the whole batch belongs to one state: the
-one nearest to its mean, or a new one if all are far from it.
-
-A condition that comes back finds the state that it had, unless all places were taken in the
-meantime: then a state that has not been seen for long gives its place to a new one.
+A condition that comes back finds its state again, unless that gave its place to a newer one.
 """
 
 from __future__ import annotations
@@ -38,7 +28,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ttapca.spectral.appearances import Appearances
 from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.resemblance import resemblance_of_stream
 
@@ -48,40 +37,110 @@ Numbers = NDArray[np.float64]
 HALVES_OF_NORMAL = 1 - 2 / math.pi
 STEPS = 5  # of k-means after a split, of which more change nothing
 
+# Source images for each number that describes an image; fewer do not tell how images vary.
+FEWEST_SOURCE = 4
+# An image without any detail has no logarithm; as a share of the median of source images.
+LEAST = 1e-3
+# In place of a deviation of zero, where a number is the same in all source images.
+LEAST_DEVIATION = 1e-6
+
+
+class Appearances:
+    """Describes images in units of how source images vary.
+
+    An image is described by the logarithms of its band energies and textures
+    (`ttapca.spectral.image_statistics`), in units in which source images vary by 1 in every
+    direction. So the subject of an image counts little, and its condition much.
+
+    Args:
+        energies: Band energies of source images, shape (images, bands).
+        textures: Textures of the same images, shape (images, numbers), if they have any.
+        constants: See `ttapca.spectral.constants`.
+
+    Attributes:
+        known: Whether there were enough source images to say how they vary.
+        reach: Squared distance of the farthest source image from the mean of the others, in units
+            of how these vary.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> energies = torch.rand(500, 3, generator=generator) + 0.5
+        >>> source = Appearances(energies)(energies)
+        >>> [round(value, 2) for value in source.std(0).tolist()]
+        [1.0, 1.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        energies: Tensor,
+        textures: Tensor | None = None,
+        constants: Constants = CONSTANTS,
+    ) -> None:
+        self._bands = energies.shape[1]
+        measured = _beside(energies, textures)
+        self._least = LEAST * measured.median(0).values.clamp(min=torch.finfo(torch.float32).tiny)
+        logarithms = (measured + self._least).log()
+        self._mean = logarithms.mean(0)
+        self._deviation = logarithms.std(0).clamp(min=LEAST_DEVIATION)
+        unit = (logarithms - self._mean) / self._deviation
+        correlations = unit.T @ unit / (len(unit) - 1)
+        ridge = constants.ridge * torch.eye(len(correlations), dtype=torch.float64)
+        self._whiten = torch.linalg.cholesky(torch.linalg.inv(correlations + ridge))
+        self._unwhiten = torch.linalg.inv(self._whiten).numpy()
+        self.known = len(measured) >= FEWEST_SOURCE * self.size
+        # As it is if the image is left out of mean and covariance.
+        farthest, images = float((unit @ self._whiten).square().sum(1).max()), len(unit)
+        left = max(1 - images * farthest / (images - 1) ** 2, 1 / images)
+        self.reach = farthest * images**2 * (images - 2) / (images - 1) ** 3 / left
+
+    @property
+    def size(self) -> int:
+        """How many numbers describe an image."""
+        return len(self._mean)
+
+    def __call__(self, energies: Tensor, textures: Tensor | None = None) -> Tensor:
+        """Return one row for each image, float64 on the CPU, shape (images, `size`)."""
+        logarithms = (_beside(energies, textures) + self._least).log()
+        whitened: Tensor = (logarithms - self._mean) / self._deviation @ self._whiten
+        return whitened
+
+    def of_bands(self, away: Numbers) -> Numbers:
+        """Return differences of descriptions by band, each in units of its own deviation."""
+        found: Numbers = away @ self._unwhiten[:, : self._bands]
+        return found
+
+
+def _beside(energies: Tensor, textures: Tensor | None) -> Tensor:
+    both = energies if textures is None else torch.cat([energies, textures.to(energies)], 1)
+    return both.detach().to("cpu", torch.float64)
+
 
 @dataclass(frozen=True, eq=False)
 class KnownConditions:
-    """What is known of the conditions of one stream.
+    """The conditions of one stream, in float64."""
 
-    Attributes:
-        centres: Appearance of each state, float64, shape (states, numbers).
-        weights: How many images of late each state had, float64, shape (states,).
-        searched: Appearances of the last images in which states were looked for, float64, shape
-            (images, numbers).
-        unsearched: Those of the images since then. Kept apart, so that a single image more does not
-            make a copy of hundreds.
-    """
-
-    centres: Numbers
-    weights: Numbers
+    centres: Numbers  # appearance of each state, shape (states, numbers)
+    weights: Numbers  # number of recent images of each state, shape (states,)
+    # Appearances of the last images in which states were looked for, shape (images, numbers).
     searched: Numbers
+    # Appearances of the images since then; apart, so that one more does not copy hundreds.
     unsearched: Numbers
 
     @classmethod
     def none(cls, size: int) -> Self:
-        """Return what is known of a new stream, where so many numbers describe an image."""
+        """Return the conditions of a new stream, whose images have descriptions of this size."""
         nothing = np.zeros((0, size))
         return cls(nothing, np.zeros(0), nothing, nothing)
 
     def last(self, count: int) -> Numbers:
-        """Return the appearances of so many last images, or of fewer if there are no more."""
+        """Return the appearances of up to this many last images."""
         missing = count - len(self.unsearched)
         if missing <= 0:
             return self.unsearched[-count:]
         return np.concatenate([self.searched[-missing:], self.unsearched])
 
     def with_images(self, appearances: Numbers, most: int, memory: float) -> KnownConditions:
-        """Return the same with these among so many last images, and a state if there was none."""
+        """Return the same with up to `most` more recent images, and a state if there was none."""
         unsearched = np.concatenate([self.unsearched, appearances])[-most:]
         weights = self.weights * math.exp(-len(appearances) / memory)
         known = replace(self, weights=weights, unsearched=unsearched)
@@ -95,7 +154,7 @@ class KnownConditions:
         return replace(self, centres=centres, weights=weights)
 
     def present(self, images: int = CONSTANTS.block) -> NDArray[np.int64]:
-        """Return the states that more than one of so many last images had, in order."""
+        """Return the states that more than one of the last images had, in order."""
         last = self.last(images)
         if len(last) < 2 or not len(self.centres):
             return np.zeros(1, dtype=np.int64)
@@ -105,11 +164,11 @@ class KnownConditions:
 
 
 class ConditionStates:
-    """The states of a stream: finds them, and says which one each image belongs to.
+    """Finds the states of a stream, and says which one each image belongs to.
 
     Args:
         describe: Describes images.
-        most: How many states there may be.
+        most: Number of states at most.
         constants: See `ttapca.spectral.constants`.
 
     Example:
@@ -131,8 +190,8 @@ class ConditionStates:
         self.describe = describe
         self.most = most
         self.constants = constants
-        # How many images are looked at for a new state, how many show together whether they have
-        # one condition, and how few can be a condition.
+        # Images that are searched for a new state, that show together whether they have one
+        # condition, and of the smallest condition.
         self._recent = round(2 * constants.memory)
         self._enough, self._fewest = constants.block // 2, constants.block // 8
         self._reach = constants.beyond * describe.reach  # squared distance of a stranger
@@ -145,13 +204,9 @@ class ConditionStates:
         most: int,
         constants: Constants = CONSTANTS,
     ) -> ConditionStates | None:
-        """Return what tells conditions apart, or None where too little is known of the source.
+        """Return the finder of states; None for one state, or if too little is known of the source.
 
-        Args:
-            energies: Band energies of source images, shape (images, bands), or None.
-            textures: Textures of the same images, shape (images, numbers), or None.
-            most: How many states there may be; with 1, nobody tells them apart.
-            constants: See `ttapca.spectral.constants`.
+        Energies and textures are those of `Appearances`.
         """
         if most == 1 or energies is None:
             return None
@@ -159,24 +214,22 @@ class ConditionStates:
         return cls(describe, most, constants) if describe.known else None
 
     def nothing_known(self) -> KnownConditions:
-        """Return what is known of a new stream."""
+        """Return the conditions of a new stream."""
         return KnownConditions.none(self.describe.size)
 
     def told_apart(
         self, known: KnownConditions, appearances: Numbers
     ) -> tuple[KnownConditions, NDArray[np.int64], set[int]]:
-        """Return what is known of a stream after some images, and the number of each one's state.
+        """Return the conditions after some images, the state of each, and the states that began.
 
-        And the states that began with them: what was known of a state in their place is void.
-
-        Args:
-            known: What was known of it before; not written into.
-            appearances: Shape (images, numbers).
+        Everything that was known of an older state in the place of a new one is void.
         """
         before, known = known, known.with_images(appearances, self._recent, self.constants.memory)
         begun: set[int] = set()
         large = len(appearances) >= self._enough
-        if self._worth_a_search(known):
+        # Enough images have come that could have brought another condition.
+        new, block = len(known.unsearched), self.constants.block
+        if new >= block // 4 and new + len(known.searched) >= block:
             known = self._searched(known, begun)
         # In a large batch, a search or its mean tells better than its outermost images.
         if not large and self._some_like_source(appearances, before, known.centres):
@@ -186,23 +239,23 @@ class ConditionStates:
         together = appearances[~strange] if large else known.last(self._enough)
         if len(together) >= self._enough:
             mean = together.mean(0, keepdims=True)
-            if self._of_one_condition(together, mean, known.centres):
+            to_mean = np.square(together - mean).sum() / (len(together) - 1)
+            to_nearest = _squares(together, known.centres).min(1).mean()
+            # Images of two states that are just far enough apart are so much nearer to these.
+            if to_mean - to_nearest < (self.constants.far / 2) ** 2:
                 # Images of several small batches may have several conditions; a search tells.
                 if large and _squares(mean, known.centres).min() > self.constants.far**2:
                     known = self._begin(known, mean[0], begun)
                 [state] = _nearest(mean, known.centres)
                 squares = _squares(appearances, known.centres)
-                # Where a condition ends, its last images still outnumber those of the next one.
+                # When a condition ends, its last images still outnumber images of the next one.
                 stay = squares[:, state] - squares.min(1) < 2 * self.constants.far**2
                 nearest[~strange & (stay | large)] = state
         centres, weights = _moved(known.centres, known.weights, appearances, nearest)
         return replace(known, centres=centres, weights=weights), nearest, begun
 
     def resemblance(self, known: KnownConditions) -> float:
-        """Return how far the last images of a stream resemble each other, from 0 to 1.
-
-        Those of one condition: what has happened to images is no resemblance.
-        """
+        """Return how far the last images of a stream resemble those of their state, from 0 to 1."""
         rows = known.last(self.constants.block)
         nearest, states = _nearest(rows, known.centres), len(known.centres)
         sizes = np.bincount(nearest, minlength=states)
@@ -213,10 +266,7 @@ class ConditionStates:
         return resemblance_of_stream(self.describe.of_bands(away), freedom, self.constants)
 
     def _place(self, known: KnownConditions, taken: Iterable[int]) -> int | None:
-        """Return the number of a state that may begin, instead of none of those that are taken.
-
-        Return None if there is no place for it.
-        """
+        """Return the number for a new state, not a taken one; None if there is no place."""
         if len(known.centres) < self.most:
             return len(known.centres)
         weights = known.weights.copy()
@@ -252,7 +302,7 @@ class ConditionStates:
             spread = float(squares_to_mean.mean()) / self.describe.size
             strange &= squares_to_mean > self._reach * max(1.0, spread)
         left = np.flatnonzero(strange)
-        while len(left):  # those that are nearer to the first one than to any state go with it
+        while len(left):  # images that are nearer to the first one than to any state go with it
             rows = appearances[left]
             alike = _squares(rows, rows[:1])[:, 0] < squares[left]
             known = self._begin(known, rows[alike].mean(0), begun)
@@ -260,30 +310,21 @@ class ConditionStates:
         return known, strange
 
     def _limits(self, known: KnownConditions, before: KnownConditions) -> Numbers:
-        """Return the squared distance from each state beyond which an image is a stranger.
-
-        Args:
-            known: The states.
-            before: What was known before the images that are asked about.
-        """
+        """Return the squared distance from each state beyond which an image is a stranger."""
         recent = before.last(self._recent)
         nearest = _nearest(recent, known.centres)
         found = []
         for state, centre in enumerate(known.centres):
             own = recent[nearest == state]
-            if min(known.weights[state], len(own)) >= self._fewest:
-                found.append(self._limit(own, centre[None]))
-            else:  # nobody knows how much its images vary, but for those that are like the source
+            if min(known.weights[state], len(own)) >= self._fewest:  # may vary more than the source
+                squares = _squares(own, centre[None])
+                spread = float(squares.mean()) / self.describe.size
+                farthest = self.constants.beyond * float(squares.max())
+                found.append(max(self._reach * max(1.0, spread), farthest))
+            else:  # it is not known how much its images vary, unless they are like the source
                 like_source = bool(np.square(centre).sum() <= self.constants.far**2)
                 found.append(self._reach if like_source else math.inf)
         return np.array(found)
-
-    def _limit(self, rows: Numbers, centre: Numbers) -> float:
-        """Return the same for a state of these images, which may vary more than the source."""
-        squares = _squares(rows, centre)
-        spread = float(squares.mean()) / self.describe.size
-        farthest = self.constants.beyond * float(squares.max())
-        return float(max(self._reach * max(1.0, spread), farthest))
 
     def _searched(self, known: KnownConditions, begun: set[int]) -> KnownConditions:
         """Split states as long as there are two conditions in one."""
@@ -303,10 +344,10 @@ class ConditionStates:
             _, stays, leaves, state = max(found, key=lambda each: each[0])
             if place == state:
                 break
-            if _distance(stays, centres[state]) > _distance(leaves, centres[state]):
-                stays, leaves = leaves, stays
-            # What the state has seen belongs to the group that is nearer to it, but its centre
+            # The moments of the state belong to the group that is nearer to it, but its centre
             # stood for both.
+            if np.linalg.norm(stays - centres[state]) > np.linalg.norm(leaves - centres[state]):
+                stays, leaves = leaves, stays
             begun.add(place)
             known = known.with_state(place, leaves)
             start = known.centres.copy()
@@ -319,20 +360,10 @@ class ConditionStates:
             known = replace(known, centres=centres)
         return replace(known, searched=recent, unsearched=recent[:0])
 
-    def _worth_a_search(self, known: KnownConditions) -> bool:
-        """Return whether enough images have come that could have brought another condition."""
-        new, block = len(known.unsearched), self.constants.block
-        return new >= block // 4 and new + len(known.searched) >= block
-
     def _two_groups(self, rows: Numbers, apart: float) -> tuple[float, Numbers, Numbers] | None:
-        """Split images in two groups that are clearly separate, if there are such.
+        """Split images in two clearly separate groups, with at most this share of variance left.
 
-        Args:
-            rows: Appearances, shape (images, numbers).
-            apart: The largest share of variance that may be left in the groups.
-
-        Returns:
-            By how much the split lowers the sum of squares, and the means of the groups.
+        Return by how much the split lowers the sum of squares, and the means of the groups, if any.
         """
         constants = self.constants
         if len(rows) < 2 * self._fewest:
@@ -361,13 +392,7 @@ class ConditionStates:
         return best
 
     def _some_like_source(self, rows: Numbers, before: KnownConditions, centres: Numbers) -> bool:
-        """Return whether images are like the source, while no state is and none has such images.
-
-        Args:
-            rows: The images.
-            before: What was known before these.
-            centres: Of the states.
-        """
+        """Return whether images are like the source, while no state is and none has such images."""
         deviations, squares = self.constants.far, np.square(centres).sum(1)
         if squares.min() <= deviations**2:
             return False
@@ -388,13 +413,6 @@ class ConditionStates:
                 return True
         return False
 
-    def _of_one_condition(self, rows: Numbers, mean: Numbers, centres: Numbers) -> bool:
-        """Return whether images are about as near to their mean as to their nearest centres."""
-        to_mean = np.square(rows - mean).sum() / (len(rows) - 1)
-        # Those of two states that are just far enough apart are so much nearer to these.
-        nearer = (self.constants.far / 2) ** 2
-        return bool(to_mean - _squares(rows, centres).min(1).mean() < nearer)
-
 
 def _squares(rows: Numbers, centres: Numbers) -> Numbers:
     """Return squared distances, shape (rows, centres)."""
@@ -407,14 +425,10 @@ def _nearest(rows: Numbers, centres: Numbers) -> NDArray[np.int64]:
     return found
 
 
-def _distance(one: Numbers, two: Numbers) -> float:
-    return float(np.linalg.norm(one - two))
-
-
 def _moved(
     centres: Numbers, counts: Numbers, rows: Numbers, nearest: NDArray[np.int64]
 ) -> tuple[Numbers, Numbers]:
-    """Return the means of all that centres stand for, with the rows that are theirs, and counts."""
+    """Return means and counts of states after some rows, each of which is nearest to a state."""
     means, total = centres.copy(), counts.copy()
     for state in set(nearest.tolist()):  # mostly it is one
         own = rows[nearest == state]
@@ -427,11 +441,7 @@ def _two_means(places: Numbers) -> tuple[float, float, float]:
     """Cut numbers in two groups so that as little variance as possible is left in them.
 
     Returns:
-        The share of variance that is left, where the cut is, and the distance of the means.
-
-    Example:
-        >>> _two_means(np.array([0.0, 1.0, 9.0, 10.0]))[1:]
-        (5.0, 9.0)
+        The share of variance that is left, the place of the cut, and the distance of the means.
     """
     rising = np.sort(places)
     number = len(rising)

@@ -1,17 +1,14 @@
 """A basis for images that needs no large matrix: channel PCA x two-dimensional DCT.
 
-The p x p covariance of a 3 x 224 x 224 image has 23 billion entries; its PCA is out of reach, and
-so is a basis of 2,000 vectors of 150,528 numbers for every filter. But if the statistics of an
+The p x p covariance of a 3 x 224 x 224 image has 23 billion entries. But if the statistics of an
 image are the same everywhere and neighbouring pixels are alike, principal components are close to
-cosines in space times a fixed rotation of the channels. This basis takes them to be just that: it
-rotates the C channels by the PCA of their covariance, takes the two-dimensional discrete cosine
-transform (DCT-II, orthonormal) of each, and orders the C H W coefficients by their variance.
+cosines in space times a fixed rotation of the channels. So this basis rotates the C channels by the
+PCA of their covariance, takes the two-dimensional discrete cosine transform (DCT-II, orthonormal)
+of each, and orders the C H W coefficients by their variance.
 
-The basis is orthonormal whatever the data, so unit gains are the identity and energies add up. The
-variance of every coefficient is exact. If coefficients are not correlated, this is the PCA. One
-pass over the data suffices, with one C x C matrix per frequency (3.6 MB for 3 x 224 x 224). By
-matrices the transform takes H + W + C multiply-adds per number, each way; for large images Fourier
-transforms take its place (`ttapca.spectral.cosine_transform`).
+The basis is orthonormal whatever the data, and the variance of every coefficient is exact. If
+coefficients are not correlated, this is the PCA. One pass over the data suffices, with one C x C
+matrix per frequency. The transform takes H + W + C multiply-adds per number, each way.
 """
 
 from __future__ import annotations
@@ -64,11 +61,8 @@ NO_VARIANCE = 1e-14
 class Cosine(Basis):
     """Coefficients of a discrete cosine transform of images whose channels were rotated.
 
-    Args:
-        rotation: Rotation of the channels, orthonormal columns, shape (C, C).
-        order: Index of each component in the flattened (C, H, W), shape (components,).
-        shape: Shape of an image, (C, H, W).
-        at_input: See `Basis`.
+    The rotation has orthonormal columns, (C, C). The order is the index of each component in the
+    flattened image, (components,).
     """
 
     sides = (False, True)
@@ -212,8 +206,8 @@ class CoefficientMoments:
         self.shape = tuple(shape)
         channels, height, width = self.shape
         device = float64_device(device)
-        self._height = dct_matrix(height).to(device)
-        self._width = dct_matrix(width).to(device)
+        self.height = dct_matrix(height).to(device)
+        self.width = dct_matrix(width).to(device)
         self.count = 0
         zeros = torch.zeros(height * width, channels, dtype=torch.float64, device=device)
         self.mean = zeros  # of the coefficients, (frequencies, channels)
@@ -227,7 +221,7 @@ class CoefficientMoments:
         for part in torch.split(images, max(1, CHUNK_NUMBERS // size)):
             if not len(part):  # of an empty batch
                 continue
-            coefficients = dct_coefficients(part.to(self._height), self._height, self._width)
+            coefficients = dct_coefficients(part.to(self.height), self.height, self.width)
             # (frequencies, samples, channels), for one small matrix product per frequency
             table = coefficients.flatten(2).permute(2, 0, 1)
             mean = table.mean(1)
@@ -265,16 +259,12 @@ class CoefficientMoments:
         moments.mean, moments.scatter = tensors["mean"].clone(), tensors["scatter"].clone()
         return moments
 
-    def mean_image(self) -> Tensor:
-        """Return the mean of the images, flattened, shape (C H W,)."""
-        coefficients = self.mean.T.reshape(self.shape)
-        return dct_images(coefficients, self._height, self._width).flatten()
-
 
 @torch.no_grad()
 def fit_channel_dct(moments: CoefficientMoments, n_components: int | float | None) -> ChannelDCT:
     """Find the rotation of the channels, and keep as many coefficients as asked for."""
     check_sample_count(None, moments.count)
+    mean = moments.mean.T.reshape(moments.shape)
     # The DCT is orthonormal: the scatter of the pixels' channels is the sum over frequencies.
     _, rotation = eigh_descending(moments.scatter.sum(0))
     rotation = rotation * signs(rotation)
@@ -283,7 +273,7 @@ def fit_channel_dct(moments: CoefficientMoments, n_components: int | float | Non
     varying = ordered[ordered > NO_VARIANCE * ordered[0]]
     kept = choose_among(n_components, varying, "that of the coefficients which vary", moments.count)
     return ChannelDCT(
-        mean=moments.mean_image().cpu(),
+        mean=dct_images(mean, moments.height, moments.width).flatten().cpu(),
         rotation=rotation.cpu(),
         order=order[:kept].cpu(),
         singular_values=ordered[:kept].sqrt().cpu(),

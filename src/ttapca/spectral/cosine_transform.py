@@ -3,12 +3,9 @@
 Large images take Fourier transforms instead, a third of the time of matrices. Makhoul ("A fast
 cosine transform in one and two dimensions", 1980): put every second pixel of a row first, and the
 others behind them in reverse. The real part of the Fourier transform of these pixels, turned by up
-to a quarter of a wave, is the cosine transform of the row. So is the imaginary part, counted from
-the end: half of the Fourier transform has all cosines of the row. Along columns the numbers are
-complex; there a cosine is the sum of two of them, one counted from the end.
-
-Cosines are not sorted here: the table that Fourier transforms leave has all of them, and the caller
-knows the places in it of those that it wants.
+to a quarter of a wave, is the cosine transform of the row, and so is the imaginary part, counted
+from the end. Along columns, where numbers are complex, a cosine is the sum of two of them, one
+counted from the end. Cosines are not sorted here: the caller knows their places in the table.
 """
 
 from __future__ import annotations
@@ -52,10 +49,7 @@ def dct_images(coefficients: Tensor, height: Tensor, width: Tensor) -> Tensor:
 
 
 def coefficients_of(images: Tensor, rotation: Tensor, height: Tensor, width: Tensor) -> Tensor:
-    """Return all coefficients of images whose channels are rotated.
-
-    Shape (batch, C, H, W) to (batch, C H W); the rotation is (C, C), the matrices as above.
-    """
+    """Return all coefficients of images with rotated channels, (batch, C, H, W) to (batch, d)."""
     coefficients = dct_coefficients(images, height, width).flatten(2)
     return (rotation.T @ coefficients).flatten(1)
 
@@ -77,38 +71,23 @@ def is_fast(numbers: Tensor, shape: Sequence[int]) -> bool:
 def at_once(shape: Sequence[int]) -> int | None:
     """Return how many images of (C, H, W) to work on at a time; None for a whole batch.
 
-    The intermediate results of one large image fit in the processor's cache. Those of a batch do
-    not, and take about twice as long.
+    The intermediate results of one large image fit in the cache; those of a batch take twice as
+    long.
     """
     return 1 if shape[-2] * shape[-1] >= LARGE else None
 
 
 def transform_cost(height: int, width: int) -> int:
-    """Return the multiply-adds that the cosines of an image take for each of its numbers.
-
-    Example:
-        >>> transform_cost(32, 32), transform_cost(256, 256)
-        (64, 20)
-    """
+    """Return the multiply-adds that the cosines of an image take for each of its numbers."""
     if height * width < LARGE:
         return height + width
     return math.ceil(1.25 * math.log2(height * width))
 
 
 class FastCosines:
-    """Leads from images to some of their cosines, and back, by Fourier transforms.
+    """Leads from images, (C, H, W), to some of their cosines, and back, by Fourier transforms.
 
-    Args:
-        shape: Shape of an image, (C, H, W).
-        order: Which cosines, by index in the flattened (C, H, W), shape (components,).
-
-    Example:
-        >>> cosines = FastCosines((1, 2, 2), torch.tensor([0, 3]))
-        >>> found = cosines.project(torch.tensor([[1.0, 1.0, 1.0, 3.0]]), torch.eye(1))
-        >>> found.round(decimals=4).tolist()
-        [[3.0, 1.0]]
-        >>> cosines.rebuilt(found, torch.eye(1)).round(decimals=4).tolist()
-        [[2.0, 1.0, 1.0, 2.0]]
+    Cosines are known by their index in the flattened (C, H, W), shape (components,).
     """
 
     def __init__(self, shape: tuple[int, ...], order: Tensor) -> None:
@@ -124,9 +103,9 @@ class FastCosines:
         self._places = places[cosine] + channel * math.prod(self._table[1:])
 
     def project(self, centred: Tensor, rotation: Tensor) -> Tensor:
-        """Return the cosines of images whose channels are rotated by orthonormal columns, (C, C).
+        """Return the cosines of images, (batch, C H W) to (batch, components).
 
-        Shape (batch, C H W) to (batch, components).
+        Their channels are rotated by orthonormal columns, (C, C).
         """
         found = [self._cosines(image, rotation) for image in centred]
         return _rows(found, centred.new_empty(0, len(self._places)))
@@ -141,10 +120,7 @@ class FastCosines:
         return torch.view_as_real(sums).flatten().index_select(0, self._places)
 
     def rebuilt(self, components: Tensor, rotation: Tensor) -> Tensor:
-        """Return the images that the first components stand for, the others being zero.
-
-        Shape (batch, up to all components) to (batch, C H W).
-        """
+        """Return the images of the first components: (batch, any number) to (batch, C H W)."""
         found = [self._image(each, rotation) for each in components]
         return _rows(found, components.new_empty(0, math.prod(self.shape)))
 
@@ -203,10 +179,6 @@ def _ends_last(size: int) -> Tensor:
     """Return every second pixel, then the others in reverse, and count all of it backwards.
 
     The Fourier transform is then conjugate, and its imaginary part has the sign of the cosines.
-
-    Example:
-        >>> _ends_last(5).tolist()
-        [0, 1, 3, 4, 2]
     """
     index = torch.arange(size)
     return torch.cat([index[::2], index[1::2].flip(0)])[-index % size]

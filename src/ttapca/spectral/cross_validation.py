@@ -1,4 +1,4 @@
-"""Cross-validation: what new source samples would look like to a basis.
+"""Cross-validation: the energies of new source samples in a basis.
 
 A basis fits the samples that it was made from better than others, so samples are measured by bases
 that were made without them. Samples that resemble each other are held out together.
@@ -30,16 +30,10 @@ def energies_of(
     project: Callable[[Tensor], Tensor],
     n_samples: int,
 ) -> Tensor:
-    """Return the band energies of samples, shape (samples, bands).
+    """Return the band energies of samples, (samples, size) to (samples, bands).
 
-    Each sample is measured with mean and variances of the others, as new samples are.
-
-    Args:
-        samples: Shape (samples, size).
-        mean: Mean of the source, shape (size,).
-        variances: Variances of the components in the source, shape (components,).
-        project: From centred samples to components.
-        n_samples: How many samples mean and variances are of; these are some of them.
+    Each is measured with mean and variances of the others, as new samples are. Mean and variances
+    are of all `n_samples` samples; `project` leads from centred samples to components.
     """
     edges, others = band_edges(len(variances)), n_samples - 1
     found = []
@@ -53,13 +47,7 @@ def energies_of(
 
 
 def rest_of(samples: Tensor, mean: Tensor, basis: Basis) -> Tensor:
-    """Return the squared length of what lies outside a basis, shape (samples,).
-
-    Args:
-        samples: Shape (samples, size).
-        mean: Mean of the source, shape (size,).
-        basis: In float64.
-    """
+    """Return the squared length outside a basis in float64, (samples, size) to (samples,)."""
     found = []
     for some in torch.split(samples, TOGETHER):
         centred = some.to(mean) - mean
@@ -70,24 +58,15 @@ def rest_of(samples: Tensor, mean: Tensor, basis: Basis) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What new source data would look like to a basis.
+    """The energies of new source data in a basis."""
 
-    Attributes:
-        energies: Band energies, shape (samples, bands).
-        rows: Which of the kept samples these are; see `PositionSample.all`.
-        rest: Squared length of what lies outside the basis, shape (samples,); None where it was
-            not measured.
-        variances: Variance of each component, float64, shape (components,). There are fewer than
-            were found if the samples do not resolve the last ones. None where the variances are
-            those that were found.
-        resemblance: How far samples resemble each other.
-    """
-
-    energies: Tensor
-    rows: Tensor
-    rest: Tensor | None = None
+    energies: Tensor  # of bands, shape (samples, bands)
+    rows: Tensor  # which of the kept samples these are; see `PositionSample.all`
+    rest: Tensor | None = None  # squared length outside the basis, shape (samples,), if measured
+    # Of each component, float64; fewer than were found if the samples do not resolve the last ones.
+    # None for the variances that were found.
     variances: Tensor | None = None
-    resemblance: Resemblance | None = None
+    resemblance: Resemblance | None = None  # of the samples
 
 
 AnyPCA = TypeVar("AnyPCA", PCA, InputPCA, FoldedPCA)
@@ -100,7 +79,7 @@ def calibrate(
     basis_of: Callable[[AnyPCA], Basis],
     groups: Sequence[Any] | None = None,
 ) -> Calibration:
-    """Return what new source data would look like, by cross-validation.
+    """Return the calibration of a decomposition of all data, by cross-validation.
 
     A basis fits the samples it was made from better than others: on 20,000 images of CIFAR-100 the
     last of 3,072 components vary twice as much over new images, and with 400 samples for 384
@@ -110,8 +89,7 @@ def calibrate(
     Args:
         sample: Samples of the data.
         pca: Decomposition of all data.
-        without: Decomposes all data except some samples, given these, shape (samples, size), and
-            their positions.
+        without: Decomposes all data except samples, (samples, size), at these positions.
         basis_of: Makes a basis of a decomposition.
         groups: The group of each sample; those of one group are held out together.
     """
@@ -143,13 +121,10 @@ def calibrate(
 
 
 def _by_others(squares: list[Tensor], *, alone: bool) -> tuple[Tensor, Tensor]:
-    """Return band energies of samples by the variances of others, as new samples are measured.
+    """Return band energies of samples by the variances of others, and the variances over all.
 
-    And the variances over all.
-
-    Args:
-        squares: Of the components of the samples of each fold, shape (samples, components).
-        alone: Whether the others are all samples but one, not all other folds.
+    Squares are those of the components of each fold, (samples, components). The others are all
+    samples but one if samples stand `alone`, else all other folds.
     """
     together = torch.cat(squares)
     total, count = together.sum(0), len(together)
@@ -173,18 +148,10 @@ def calibrate_fixed(
     rest: Tensor | None = None,
     groups: Sequence[Any] | None = None,
 ) -> Calibration:
-    """Return what new source data would look like to a basis that hardly depends on the samples.
+    """Return the calibration of a basis that hardly depends on the samples.
 
-    Only mean and variances are measured without the samples that they measure.
-
-    Args:
-        sample: Samples of the data.
-        mean: Mean of the source, shape (size,).
-        variances: Variances of the components in the source, shape (components,).
-        project: From centred samples to components.
-        n_samples: How many samples mean and variances are of; these are some of them.
-        rest: As for `Calibration`, in order of the samples.
-        groups: The group of each sample; those of one group are held out together.
+    Only mean and variances are measured without the samples that they measure. Arguments are those
+    of `energies_of` and `calibrate`; `rest` is that of `Calibration`, in order of the samples.
     """
     samples = sample.all()
     if groups is None:

@@ -24,10 +24,8 @@ class SpectralFilter(nn.Module):
     part outside the basis, is dropped as in the paper, unless the gain `keeps_rest`.
 
     The filter computes in its own precision and returns that of its input: a bfloat16 network keeps
-    a float32 filter.
-
-    A basis of cosines takes images of other sizes as well; see `ttapca.spectral.other_sizes`. Gains
-    and everything they follow from are those of the fitted components, whatever the size.
+    a float32 filter. A basis of cosines takes images of other sizes as well, with the gains of the
+    fitted components; see `ttapca.spectral.other_sizes`.
 
     Args:
         mean: Source mean, shape (d,).
@@ -136,12 +134,10 @@ class SpectralFilter(nn.Module):
         """Return flat samples after scaling their components; the samples if nothing changes.
 
         With c the components, F their gains, r the gain of the rest, and o and p the offsets of
-        components and rest, a sample x becomes
+        components and rest, a sample x becomes the first line, computed as the second:
 
             m + F (c - o) V^T + r (x - m - c V^T - p)
             = x + (r - 1) (x - m) + ((F - r) c - F o) V^T - r p
-
-        of which the second line is computed.
         """
         mean, basis = self.mean, self.basis
         if not gain.keeps_rest:
@@ -216,10 +212,10 @@ def _rest_gains(gains: Tensor, scale: Tensor | float | None) -> Tensor:
 
 
 def _leading_that_differ(gains: Tensor, rest: Tensor) -> int:
-    """Return how many leading components to rebuild: all others are scaled like the rest.
+    """Return the number of leading components to rebuild: all others are scaled like the rest.
 
-    Closed-form gains are constant from the middle of the last band on: only a quarter is rebuilt.
-    Under gradients and for a compiler it is all of them, since numbers must not decide there.
+    Closed-form gains are constant from the middle of the last band on: a quarter is rebuilt. Under
+    gradients and for a compiler it is all of them, since numbers must not decide there.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return gains.shape[-1]
@@ -233,7 +229,7 @@ def _few_at_a_time(
 ) -> Tensor:
     """Return the rows that `run` makes of samples, (batch, d), `at_once` of them at a time.
 
-    Other arguments of `run` that have a row for each sample are divided like the samples.
+    Other arguments of `run` with a row for each sample are divided likewise.
     """
     # First of all, since exporters would fix the number of samples once it is looked at.
     if at_once is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -260,8 +256,7 @@ class _LastBatch:
     """A cache of the components of the last batch; copies and pickles start empty.
 
     A gradient step runs the network on a batch, moves the gains, and runs it again: the filter
-    projects the same samples both times. That they are the same is checked, not assumed: comparing
-    two batches takes a thousandth of the time of projecting one.
+    projects the same samples twice. To compare two batches takes a thousandth of the time.
     """
 
     def __init__(self) -> None:

@@ -1,22 +1,20 @@
 """A basis on an affine layer's input: the PCA of its output, computed and applied before it.
 
 Let the layer be A = W u + b with u of q numbers and A of p. For the first convolution of an image
-network q is far smaller than p (3 x 32 x 32 against 16 x 32 x 32), and nothing of size p is needed:
+network q is far smaller than p, and nothing of size p is needed:
 
-- G = W^T W (q x q), factored as R R^T;
-- R^T S_u R = U D U^T with S_u the scatter of u: D are the eigenvalues of the scatter of A, and the
-  columns of V = W R^-T U are its eigenvectors, orthonormal because U^T R^-1 G R^-T U = I;
-- the components of A are (u - mean) P with P = R U, and scaling them by gains and going back is
-  u' = mean + (components * gains) B^T with B = R^-T U, followed by the layer itself: W u' + b.
+- G = W^T W (q x q), factored as R R^T; - R^T S_u R = U D U^T with S_u the scatter of u: D are the
+eigenvalues of the scatter of A, and the columns of V = W R^-T U are its eigenvectors, orthonormal
+because U^T R^-1 G R^-T U = I; - the components of A are (u - mean) P with P = R U, and scaling them
+by gains and going back is u' = mean + (components * gains) B^T with B = R^-T U, followed by the
+layer itself: W u' + b.
 
-If W is rank-deficient, the eigenvectors of G with eigenvalue zero are dropped: the layer does not
-see these directions, so they need no filter.
+If W is rank-deficient, the layer does not see the eigenvectors of G with eigenvalue zero: these are
+dropped.
 
-With fewer samples than inputs, `InputGram` needs no q x q matrix either. Let the centred inputs be
-the rows of X, and Z = X W^T W, which takes the layer there and back once for each sample:
-
-- X Z^T = U s^2 U^T is the Gram matrix of the outputs, with their singular values s;
-- B = X^T U / s, and P = W^T W B = Z^T U / s.
+With fewer samples than inputs, `InputGram` needs no q x q matrix either. With the centred inputs as
+the rows of X, and Z = X W^T W, X Z^T = U s^2 U^T is the Gram matrix of the outputs, with their
+singular values s; B = X^T U / s, and P = W^T W B = Z^T U / s.
 """
 
 from __future__ import annotations
@@ -146,12 +144,7 @@ class InputPCA(Decomposition):
 
 
 class LinearPart:
-    """The map W u + b of an affine layer, in float64; the layer is not touched.
-
-    Args:
-        layer: The layer; see `is_affine`.
-        input_shape: Shape of one sample of its input.
-    """
+    """The map W u + b of an affine layer (see `is_affine`), in float64, by a copy."""
 
     def __init__(self, layer: nn.Module, input_shape: tuple[int, ...]) -> None:
         self._layer = layer
@@ -283,7 +276,7 @@ class InputGram:
     def pca(
         self, n_components: int | float | None = None, *, leave_out: Sequence[int] = ()
     ) -> FoldedPCA:
-        """Decompose all samples except those at the positions in `leave_out`."""
+        """Decompose all samples except the ones at the positions in `leave_out`."""
         kept = torch.ones(self.count, dtype=torch.bool)
         kept[list(leave_out)] = False
         # Centred again: rounding, and those that are left out, have moved the mean.

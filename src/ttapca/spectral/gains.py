@@ -1,19 +1,15 @@
 """Spectral gains, the factors of components: their contract, their registry, and the paper's gains.
 
-The paper's symbols, used here and nowhere else: lambda_i is the i-th singular value of the source
-data, gamma_i the parameter learned for it, and F_i the gain.
+In the paper's symbols, lambda_i is the i-th singular value of the source data, divided by the
+largest one, gamma_i the parameter learned for it, and F_i the gain:
 
     ReLU             F_i = lambda_i / (lambda_i + relu(gamma_i))
     exponential      F_i = 1 / (1 + exp(gamma_i^2 - lambda_i))
     multiplicative   a_i * F_i, with a_i learned in log space and bounded
 
-Singular values are divided by the largest one, as in the paper, unless `normalise=False`. Gains
-that follow from the test data without learning are in `ttapca.spectral.closed_form`.
-
-**The start matters.** At gamma = 0 the gradient of both filters is zero (the derivative of ReLU is
-zero there, and the exponential's has a factor 2 gamma), so nothing would ever be learned. The paper
-gives no starting value. Here it is the option `initial`, by default a small positive number: the
-gradient is not zero there, and the filter is still close to its form at gamma = 0.
+At gamma = 0 the gradient of both filters is zero, so nothing would ever be learned. The paper gives
+no starting value: here it is the option `initial`, by default a small positive number. Gains in
+closed form are in `ttapca.spectral.closed_form`.
 """
 
 from __future__ import annotations
@@ -76,9 +72,8 @@ class SourceComponents:
 class Gain(nn.Module):
     """Returns the gains of a filter when it is called.
 
-    Learned gains have parameters. Closed-form gains follow from the components that they are called
-    with, and keep their statistics in a `Stream`. The *rest* is the part of a sample outside the
-    basis.
+    Learned gains have parameters. Closed-form gains follow from the components of their calls, and
+    keep their statistics in a `Stream`. The *rest* is the part of a sample outside the basis.
     """
 
     keeps_rest = False  # the paper drops it
@@ -95,8 +90,8 @@ class Gain(nn.Module):
         They must not be written into.
 
         Args:
-            components: Components of the batch to be scaled, shape (batch, components). Without
-                them, the gains are returned as they are now.
+            components: Of the batch to be scaled, shape (batch, components); without, gains are as
+                they are now.
             rest: The rest of the batch, shape (batch, d), for gains that `watches_rest`.
             size: The size of the images, if it is not that of the fit.
         """
@@ -140,10 +135,7 @@ def register_gain(name: str, **preset: Any) -> Callable[[AnyGainClass], AnyGainC
 
 
 def make_gain(name: GainName, source: SourceComponents, **options: object) -> Gain:
-    """Make a gain by its name, with its options.
-
-    Raises:
-        OptionError: There is no such gain or option, or its value makes no sense.
+    """Make a gain by its name, or raise `OptionError`.
 
     Example:
         >>> two = torch.tensor([2.0, 1.0])
@@ -177,12 +169,7 @@ def _options_of(gain: type[Gain]) -> list[str]:
 
 
 def is_closed_form(name: GainName) -> bool:
-    """Return whether a gain follows from the test data.
-
-    Example:
-        >>> is_closed_form("wiener"), is_closed_form("relu")
-        (True, False)
-    """
+    """Return whether a gain follows from the test data."""
     check_option("gain", name, OneOf(tuple(_REGISTERED)))
     # Learned gains are the paper's, which drop the rest; all others keep it.
     return _REGISTERED[name][0].keeps_rest
@@ -191,10 +178,8 @@ def is_closed_form(name: GainName) -> bool:
 class LearnedGain(Gain):
     """Base of the paper's gains, with a learned gamma for each component.
 
-    Args:
-        source: Its singular values are used.
-        normalise: Divide them by the largest one.
-        initial: Start of gamma; None for the default of each gain.
+    Singular values are divided by the largest one if `normalise`; gamma begins at `initial`, or at
+    the default of each gain.
     """
 
     start: ClassVar[float]  # of gamma
@@ -242,12 +227,8 @@ class ExponentialGain(LearnedGain):
 class MultiplicativeGain(Gain):
     """Either filter of the paper times a learned, bounded multiplier that may exceed one.
 
-    Args:
-        source: See `LearnedGain`.
-        normalise: See `LearnedGain`.
-        penalty: The filter that is multiplied.
-        initial: Start of its gamma; None for the penalty's default.
-        limit: Multipliers stay between 1 / limit and limit; they start at 1.
+    `penalty` is the filter that is multiplied. Multipliers start at 1 and stay between 1 / `limit`
+    and `limit`. Other options are those of `LearnedGain`.
     """
 
     def __init__(
@@ -270,7 +251,3 @@ class MultiplicativeGain(Gain):
         """Return the gains, shape (components,), whatever the batch."""
         gains: Tensor = self.penalty()
         return gains * bounded_multiplier(self.log_multiplier, self.limit)
-
-    def extra_repr(self) -> str:
-        """Return what `print(model)` shows."""
-        return f"limit={self.limit}"

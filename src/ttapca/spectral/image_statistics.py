@@ -1,20 +1,15 @@
 """Pixels and their neighbours: outliers, which are repaired, and the texture of images.
 
-**Outliers.** No linear filter removes impulses such as salt and pepper: it spreads them over their
-neighbours. A median does. But a median also removes detail, so it is applied only to values that
-stray far from the median of their 3 x 3 neighbourhood, and only to images that have clearly more of
-these than source images have. Everything is measured on source images, in their own units.
-
-A value *strays* if its distance to the local median is beyond that of one in a thousand values of
-most source images, and beyond some standard deviations of the image's own noise. Texture strays,
-too, but mostly in all colours at once. An impulse hits one channel, so pixels with exactly one
+**Outliers.** No linear filter removes impulses such as salt and pepper: it spreads them. A median
+does, but it also removes detail, so it is applied only to values that *stray* far from the median
+of their 3 x 3 neighbourhood, in images that have clearly more of these than source images. Texture
+strays mostly in all colours at once and an impulse in one channel, so pixels with exactly one
 channel that strays tell outliers from texture even in a single image.
 
 **Textures.** Band energies say how much detail an image has, but not of which kind: noise, the
 blocks of a compressed image and sharp edges can have the same energy. They differ in how the
-differences of neighbouring pixels are distributed. Noise has many medium ones, edges and blocks few
-large ones. So for several kinds of differences three averages of their size are kept. The first
-looks at small differences most, and the last at large ones. They hardly depend on the subject.
+differences of neighbouring pixels are distributed: noise has many medium ones, edges few large
+ones.
 """
 
 from __future__ import annotations
@@ -62,12 +57,7 @@ Finder = Callable[[Tensor, float, Constants], Tensor]
 
 
 def is_image(shape: Sequence[int] | None) -> bool:
-    """Return whether samples of this shape look like images: (channels, height, width).
-
-    Example:
-        >>> is_image((3, 32, 32)), is_image((16, 32, 32)), is_image((3072,))
-        (True, False, False)
-    """
+    """Return whether samples of this shape look like images: (channels, height, width)."""
     if shape is None or len(shape) != 3:
         return False
     channels, height, width = shape
@@ -78,12 +68,6 @@ def local_median(images: Tensor) -> Tensor:
     """Return the median of the 3 x 3 neighbourhood of every value, each channel by itself.
 
     At the border, images of (batch, channels, height, width) go on with their outermost values.
-
-    Example:
-        >>> image = torch.zeros(1, 1, 5, 5)
-        >>> image[0, 0, 2, 2] = 1.0
-        >>> local_median(image).abs().max().item()
-        0.0
     """
     return _median_within(F.pad(images, (1, 1, 1, 1), mode="replicate"))
 
@@ -163,8 +147,8 @@ def strays_at_a_glance(images: Tensor, floor: float, constants: Constants = CONS
 def shares_of(stray: Tensor) -> Tensor:
     """Return two shares of each image: values that stray, and pixels with exactly one of them.
 
-    Shape (batch, channels, height, width) to (batch, 2), float64. For images of one channel, both
-    are the same.
+    Shape (batch, channels, height, width) to (batch, 2), float64. Of one channel, both are the
+    same.
 
     Example:
         >>> stray = torch.zeros(1, 2, 5, 5, dtype=torch.bool)
@@ -185,12 +169,16 @@ def shares_of(stray: Tensor) -> Tensor:
 def measure(images: Tensor) -> Tensor | None:
     """Measure source images, at least two, so that outliers can be told from texture.
 
-    Returns:
-        For each image the distance to the local median that one value in a thousand exceeds, and
-        its two shares (see `shares_of`): shape (images, 3), float32. None if most images do not
-        vary at all.
+    Return for each image the distance to the local median that one value in a thousand exceeds, and
+    its two shares (see `shares_of`), (images, 3), float32; None if most images do not vary at all.
     """
-    distances = torch.cat([_rare_distance(part) for part in _parts(images)])
+    found = []
+    for part in _parts(images):
+        precise = at_least_float32(part)
+        distance = (precise - local_median(precise)).abs().flatten(1)
+        rank = distance.shape[1] - int(distance.shape[1] * CONSTANTS.stray_share)
+        found.append(distance.kthvalue(rank, dim=1).values.float())
+    distances = torch.cat(found)
     floor = floor_of(distances)
     if floor <= 0:
         return None
@@ -203,14 +191,6 @@ def floor_of(distances: Tensor, constants: Constants = CONSTANTS) -> float:
     return float(torch.quantile(distances.to("cpu", torch.float64), constants.stray_images))
 
 
-def _rare_distance(images: Tensor) -> Tensor:
-    precise = at_least_float32(images)
-    distance = (precise - local_median(precise)).abs().flatten(1)
-    size = distance.shape[1]
-    rare = int(size * CONSTANTS.stray_share)
-    return distance.kthvalue(size - rare, dim=1).values.float()
-
-
 def _parts(images: Tensor) -> Iterator[Tensor]:
     return iter(torch.split(images, max(1, TOGETHER // images[0].numel())))
 
@@ -218,9 +198,7 @@ def _parts(images: Tensor) -> Iterator[Tensor]:
 class SourceOutliers:
     """Knows how many values of source images stray, and repairs batches with more of them.
 
-    Args:
-        measured: The result of `measure`, of at least two images.
-        constants: See `ttapca.spectral.constants`.
+    It takes the result of `measure` for at least two images.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -284,11 +262,7 @@ class SourceOutliers:
         return mended, share
 
     def repaired_each(self, images: Tensor, sizes: Sequence[int]) -> tuple[Tensor, list[float]]:
-        """Repair several batches of these sizes, one after the other, each as `repaired` does.
-
-        Returns:
-            The images of all batches, and the share of values astray of each batch.
-        """
+        """Repair batches of these sizes, one after the other; return all images and each share."""
         most = max(1, min(LOOKED_AT, LOOKED_AT_VALUES // images[0].numel()))
         batches = torch.split(images, list(sizes))
         looks = [batch[:: math.ceil(len(batch) / most)] for batch in batches]
@@ -373,7 +347,13 @@ def textures(images: Tensor) -> Tensor:
 
 def _textures(grey: Tensor) -> Tensor:
     """Return the averages for images without colours, (batch, height, width)."""
-    found = list(_differences(grey))
+    across = grey[..., 1:-1, :-2] + grey[..., 1:-1, 2:]
+    along = grey[..., :-2, 1:-1] + grey[..., 2:, 1:-1]
+    found = []
+    for distance in DISTANCES:
+        found.append(grey[..., distance:] - grey[..., :-distance])
+        found.append(grey[..., distance:, :] - grey[..., :-distance, :])
+    found.append(4 * grey[..., 1:-1, 1:-1] - across - along)
     # One table for all kinds, zero beyond their ends: of small images, each step takes its time.
     table = grey.new_zeros(len(found), *grey.shape)
     for each, difference in zip(table, found, strict=True):
@@ -385,12 +365,3 @@ def _textures(grey: Tensor) -> Tensor:
     mean_root = size.sqrt_().sum(2) / count
     averages = torch.stack([mean_root.square(), mean, root_mean_square], 2)
     return averages.transpose(0, 1).flatten(1)
-
-
-def _differences(grey: Tensor) -> Iterator[Tensor]:
-    for distance in DISTANCES:
-        yield grey[..., distance:] - grey[..., :-distance]
-        yield grey[..., distance:, :] - grey[..., :-distance, :]
-    across = grey[..., 1:-1, :-2] + grey[..., 1:-1, 2:]
-    along = grey[..., :-2, 1:-1] + grey[..., 2:, 1:-1]
-    yield 4 * grey[..., 1:-1, 1:-1] - across - along

@@ -1,27 +1,17 @@
 """Images of another size than that of the fit, for a filter of cosines.
 
-A cosine is known by its frequency, and images of every size have cosines. So a filter that was
-fitted at 224 x 224 can serve images of 160 x 256, if each of their cosines has a partner among the
-fitted ones:
+Each cosine of an image of another size has a partner among the fitted ones (docs/large-images.md):
 
 - **Texture.** A cosine of index u along H pixels has u / (2 H) waves a pixel. Along h pixels the
-  nearest one has the index u h / H, rounded. Noise, blur and compression act on waves a pixel.
-- **Layout.** The first cosines of either direction keep their index, whatever the size: eight, or
-  one in eight. They say where an image is bright. So the mean of a stream, and its change by fog or
-  a loss of contrast, mean the same at every size.
+nearest one has the index u h / H, rounded. Noise, blur and compression act on waves a pixel. -
+**Layout.** The first cosines of either direction keep their index. They say where an image is
+bright, so the mean of a stream means the same at every size.
 
-The variance of an orthonormal coefficient is the spectral density at its frequency, whatever the
-size. The density of natural images falls like 1 / frequency^2 (Field, "Relations between the
+The spectral density of natural images falls like 1 / frequency^2 (Field, "Relations between the
 statistics of natural images and the response properties of cortical cells", 1987). So if partners
-differ in frequency, coefficients are multiplied by the ratio of the frequencies, and have the same
-variance again.
-
-Every image thus gets the coefficients of an image of the fitted size. Statistics are taken of
-these, so one stream may hold images of many sizes. On the way back, a cosine of any size has the
-gain of its fitted partner.
-
-Clean images of another size may have been cut out of larger ones, or resized, which changes the end
-of their spectrum. `OtherSize.leeway` says by how much, and anything between counts as no shift.
+differ in frequency, coefficients are multiplied by the ratio of the frequencies. Every image thus
+gets the coefficients of an image of the fitted size, and one stream may hold many sizes. On the way
+back, a cosine has the gain of its fitted partner.
 """
 
 from __future__ import annotations
@@ -88,7 +78,13 @@ class OtherSize:
         self._growth = math.sqrt(rows * columns / (height * width))
         self.at_once = at_once(shape)
         self._fast = FastCosines(shape, torch.arange(math.prod(shape), device=like.device))
-        self.mean = self._resized(mean)
+        # The mean at this size: its cosines keep their index, its pixels their values.
+        every = basis.coefficients(mean[None]).reshape(basis.shape)
+        shared = [min(rows, height), min(columns, width)]
+        found = every.new_zeros(self.shape)
+        found[:, : shared[0], : shared[1]] = every[:, : shared[0], : shared[1]]
+        found *= self._growth
+        self.mean = self.add_rebuilt(torch.zeros_like(found.flatten()), found[None])[0]
 
     def project(self, centred: Tensor) -> Tensor:
         """Return all coefficients of centred images, both of shape (batch, C h w)."""
@@ -107,10 +103,7 @@ class OtherSize:
         return base + images.flatten(1)
 
     def like_fitted(self, coefficients: Tensor) -> Tensor:
-        """Return the coefficients of images of the fitted size: (batch, C h w) to (batch, C H W).
-
-        Their variances are those of the source if the images at hand are like those of the source.
-        """
+        """Return coefficients as of images of the fitted size: (batch, C h w) to (batch, C H W)."""
         table = coefficients.reshape(-1, *self.shape)
         table = table.index_select(2, self._down).index_select(3, self._across)
         return (table * self._ratio).flatten(1)
@@ -124,11 +117,9 @@ class OtherSize:
         return self._basis.rebuilt(fitted.index_fill(1, self._basis.order, 0.0))
 
     def gains(self, gains: Tensor, rest: Tensor) -> Tensor:
-        """Return the gain of every coefficient here, shape (..., C h w).
+        """Return the gain of every coefficient here, (..., C h w), from (..., components).
 
-        Args:
-            gains: Gains of the components, shape (..., components).
-            rest: Gain outside the basis, a single number or shape (..., 1).
+        The gain outside the basis is a single number, or of shape (..., 1).
         """
         before = gains.shape[:-1]
         every = rest.expand(*before, math.prod(self._basis.shape))
@@ -140,11 +131,8 @@ class OtherSize:
     def offset(self, inside: Tensor, outside: Tensor | None) -> Tensor:
         """Return the coefficients here, (..., C h w), of a mean image known at the fitted size.
 
-        Its layout alone counts: the texture of the mean belongs to one size.
-
-        Args:
-            inside: Its components, shape (..., components).
-            outside: Its part outside the basis, shape (..., C H W).
+        It is given by its components, and its part outside the basis, (..., C H W). Its layout
+        alone counts: the texture of the mean belongs to one size.
         """
         before = inside.shape[:-1]
         every = inside.new_zeros(*before, math.prod(self._basis.shape))
@@ -162,11 +150,9 @@ class OtherSize:
 
         It is not known whether images were cut out of larger ones or resized. If they were resized,
         their cosines have kept their indices, and energies differ if the spectrum of the source
-        does not fall like 1 / frequency^2. Resizing also makes images softer: by linear
-        interpolation at most, among usual ways. Each of the two effects has a row.
-
-        Args:
-            variances: Variances of the components in the source, shape (components,).
+        does not fall like 1 / frequency^2. Resizing also makes images softer, by linear
+        interpolation at most. Each of the two effects has a row. The source variances have the
+        shape (components,).
         """
         basis, fitted = self._basis, self._basis.shape
         unknown = variances.new_full((math.prod(fitted),), math.nan)
@@ -189,15 +175,6 @@ class OtherSize:
         """Return the tensors that coefficients depend on; see `Basis.tensors`."""
         return self._basis.tensors()
 
-    def _resized(self, mean: Tensor) -> Tensor:
-        """Return an image at this size: its cosines keep their index, its pixels their values."""
-        every = self._basis.coefficients(mean[None]).reshape(self._basis.shape)
-        rows, columns = map(min, self.shape[1:], self._basis.shape[1:])
-        found = every.new_zeros(self.shape)
-        found[:, :rows, :columns] = every[:, :rows, :columns]
-        found *= self._growth
-        return self.add_rebuilt(torch.zeros_like(found.flatten()), found[None])[0]
-
 
 def _layout(size: int, other: int) -> int:
     """Return the number of cosines in the layout of images of both sizes."""
@@ -205,12 +182,7 @@ def _layout(size: int, other: int) -> int:
 
 
 def _partners(size: int, other: int) -> Tensor:
-    """Return the partner along `other` pixels of every cosine along `size` pixels.
-
-    Example:
-        >>> _partners(20, 10).tolist()
-        [0, 1, 1, 2, 2, 2, 3, 4, 4, 4, 5, 6, 6, 6, 7, 8, 8, 8, 9, 9]
-    """
+    """Return the partner along `other` pixels of every cosine along `size` pixels."""
     index = torch.arange(size)
     nearest = (index.double() * (other / size)).round().long()
     nearest[1:].clamp_(min=1)  # the constant stands for itself alone
@@ -231,9 +203,6 @@ def _frequencies(height: int, width: int) -> Tensor:
 
 
 def _softness(partners: Tensor, size: int, fitted: int) -> Tensor:
-    """Return the share of energy that linear interpolation leaves to cosines along `size` pixels.
-
-    An image that was enlarged is softer, by the ratio of the sizes.
-    """
+    """Return the share of energy that linear interpolation leaves to cosines along `size`."""
     waves = partners.cpu().double() / (2 * size) * max(1.0, size / fitted)  # a pixel
     return torch.sinc(waves) ** 4

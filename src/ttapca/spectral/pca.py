@@ -1,15 +1,14 @@
 """Exact principal component analysis: moments of samples, and the smaller of two eigenproblems.
 
-- `Moments` are the mean and scatter of samples that arrive in batches, in any order, in float64. By
-  the pairwise update of Chan, Golub and LeVeque, memory does not depend on the number of samples,
-  and the moments of several processes can be merged.
-- `PCA.from_moments` decomposes the p x p scatter matrix of samples with p numbers each.
-- `SampleGram` decomposes the n x n matrix of products of n samples, for few and long samples. With
-  the centred samples as the rows of A, A A^T = U s^2 U^T has the singular values s of A, and the
-  components are the columns of A^T U / s.
+- `Moments` are the mean and scatter of samples in batches, in any order, in float64, by the
+pairwise update of Chan, Golub and LeVeque; moments of several processes can be merged. -
+`PCA.from_moments` decomposes the p x p scatter matrix of samples with p numbers each. -
+`SampleGram` decomposes the n x n matrix of products of n samples, for few and long samples. With
+the centred samples as the rows of A, A A^T = U s^2 U^T has the singular values s of A, and the
+components are the columns of A^T U / s.
 
-Incremental PCA, which merges low-rank factors, would need less memory but is not exact: components
-that it drops early cannot be recovered when later batches show that they mattered.
+Incremental PCA would need less memory but is not exact: components that it drops early cannot be
+recovered when later batches show that they mattered.
 """
 
 from __future__ import annotations
@@ -60,10 +59,6 @@ def merged_means(
     Returns:
         Count and mean of both, the step from the first mean to the second, and its weight: the
         scatter about the common mean is the sum of both scatters plus weight * step * step^T.
-
-    Example:
-        >>> merged_means(1, torch.tensor(0.0), 3, torch.tensor(4.0))
-        (4, tensor(3.), tensor(4.), 0.75)
     """
     total = count + more
     step = more_mean - mean
@@ -71,11 +66,7 @@ def merged_means(
 
 
 class Moments:
-    """Running mean and scatter of samples with `size` numbers each.
-
-    Attributes:
-        count: Number of samples seen.
-        mean: Their mean, float64, shape (size,).
+    """Running mean and scatter of samples with `size` numbers each, in float64.
 
     Example:
         >>> batch = torch.tensor([[0.0, 1.0], [2.0, 5.0]])
@@ -141,16 +132,7 @@ class Moments:
 
     @torch.no_grad()
     def remove(self, batch: Tensor) -> Moments:
-        """Remove samples, shape (samples, ...), that were added before, and return self.
-
-        Raises:
-            NotEnoughDataError: Nothing would be left.
-
-        Example:
-            >>> data = torch.tensor([[1.0], [2.0], [6.0]])
-            >>> Moments(1).update(data).remove(data[2:]).mean.tolist()
-            [1.5]
-        """
+        """Remove samples, (samples, ...), that were added before, and return self."""
         gone = Moments(self.mean.numel(), device=self._device).update(batch)
         if gone.count >= self.count:
             raise NotEnoughDataError(
@@ -168,13 +150,7 @@ class Moments:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> Moments:
-        """Make moments from the tensors that `tensors` returned.
-
-        Example:
-            >>> moments = Moments(2).update(torch.tensor([[0.0, 1.0], [2.0, 5.0]]))
-            >>> Moments.from_tensors(moments.tensors()).covariance.tolist()
-            [[2.0, 4.0], [4.0, 8.0]]
-        """
+        """Make moments from the tensors that `tensors` returned."""
         moments = cls(len(tensors["mean"]))
         moments.count, moments.mean = int(tensors["count"]), tensors["mean"].clone()
         blocks = list(moments._blocks())
@@ -251,11 +227,7 @@ class PCA(Decomposition):
 
     @classmethod
     def from_moments(cls, moments: Moments, n_components: int | float | None = None) -> PCA:
-        """Decompose the samples of some moments.
-
-        Args:
-            moments: The moments.
-            n_components: See `choose_components`.
+        """Decompose the samples of some moments; for `n_components` see `ttapca.fit`.
 
         Raises:
             NotEnoughDataError: The data have fewer components than asked for.
@@ -313,7 +285,7 @@ class SampleGram:
 
     @torch.no_grad()
     def pca(self, n_components: int | float | None = None, *, leave_out: Sequence[int] = ()) -> PCA:
-        """Decompose all samples except those at the positions in `leave_out`."""
+        """Decompose all samples except the ones at the positions in `leave_out`."""
         kept = torch.ones(self.count, dtype=torch.bool, device=self._device)
         kept[list(leave_out)] = False
         products = self._products[kept][:, kept]
@@ -339,21 +311,14 @@ class SampleGram:
 
 
 def products_about_mean(products: Tensor) -> Tensor:
-    """Return the products of samples about their mean, given those about any other point, (n, n).
-
-    Example:
-        >>> samples = torch.tensor([[1.0], [3.0]])
-        >>> products_about_mean(samples @ samples.T).tolist()
-        [[1.0, -1.0], [-1.0, 1.0]]
-    """
+    """Return the products of samples about their mean, given those about any other point."""
     return products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()
 
 
 def hold(batches: Iterator[Tensor], *, limited: bool = True) -> tuple[list[Tensor], bool]:
-    """Copy batches until they exceed `MOST_SAMPLES` or `MOST_BYTES`, unless unlimited.
+    """Return copies of batches up to `MOST_SAMPLES` or `MOST_BYTES`, and whether these are all.
 
-    Returns:
-        The copies, and whether they are all. The other batches are left in the iterator.
+    Unless `limited`, all are copied. Other batches are left in the iterator.
     """
     held: list[Tensor] = []
     samples = size = 0
@@ -388,12 +353,8 @@ def signs(vectors: Tensor) -> Tensor:
 def choose_components(n_components: int | float | None, eigenvalues: Tensor, n_samples: int) -> int:
     """Return how many components to keep: at least 1, at most the rank of the data.
 
-    `n_components` is a number, a fraction of the variance (a float up to 1), or None for all; the
-    eigenvalues are those of the scatter matrix of the samples, falling.
-
-    Raises:
-        NotEnoughDataError: The data have fewer components than asked for.
-        OptionError: `n_components` makes no sense.
+    The eigenvalues are those of the scatter matrix, falling; for `n_components` see
+    `check_n_components`.
     """
     check_sample_count(n_components, n_samples)
     # Rounding turns eigenvalues of zero into ones of about this size.
@@ -407,8 +368,7 @@ def choose_among(
 ) -> int:
     """Return how many components to keep of those with these falling variances.
 
-    Errors call their number `limit`, such as "the rank of the activations"; see
-    `choose_components`.
+    Errors call their number `limit`, such as "the rank of the activations".
     """
     check_n_components(n_components)
     most = len(variances)

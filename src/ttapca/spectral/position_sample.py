@@ -2,9 +2,7 @@
 
 Every sample has a position among all of them, of which `position_hash` makes a number from 0 to 1.
 Kept are samples whose number is below 1 / 2^k, with the smallest k for which there are not too
-many. That does not depend on how the data were divided or in which order they came, so that the
-samples of parts merge into that of the whole. Other choices by `position_hash` and a share have
-these samples in common.
+many. So the samples of parts merge into that of the whole, in whatever order they came.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ GOLDEN_RATIO = 0.6180339887498949
 
 
 def position_hash(positions: Tensor) -> Tensor:
-    """Return a number from 0 to 1 for each position; those of any range are spread evenly.
+    """Return a number from 0 to 1 for each position, spread evenly for positions of any range.
 
-    A period in the data, such as classes that take turns, leaves no trace in what is chosen by it.
+    A period in the data, such as classes that take turns, leaves no trace in a choice by it.
 
     Example:
         >>> chosen = (position_hash(torch.arange(1000)) < 0.1).nonzero().flatten()
@@ -48,22 +46,13 @@ def position_hash(positions: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Positions:
-    """Where the samples of a part stand among all samples.
-
-    Attributes:
-        first: Position of the first one.
-        step: From each one to the next.
-
-    Example:
-        >>> Positions(first=100).of(0, 3).tolist()
-        [100, 101, 102]
-    """
+    """The positions of the samples of a part: the first one, and the step to the next."""
 
     first: int = 0
     step: int = 1
 
     def of(self, start: int, count: int) -> Tensor:
-        """Return the positions of so many samples of the part, from number `start` on."""
+        """Return the positions of `count` samples of the part, from number `start` on."""
         return self.first + self.step * torch.arange(start, start + count)
 
 
@@ -90,12 +79,12 @@ class PositionSample:
         self._positions = torch.empty(self._limit, dtype=torch.int64)  # of these rows, in any order
 
     def take(self, batch: Tensor, positions: Tensor) -> PositionSample:
-        """See samples, shape (samples, ...), at these positions, shape (samples,); return self."""
+        """Add samples, (samples, ...), at these positions, (samples,), and return self."""
         self.seen += len(batch)
         return self._add(batch, positions)
 
     def merge(self, other: PositionSample) -> PositionSample:
-        """See what another sample has seen, without changing it, and return self."""
+        """Add the samples of another one, which stays as it is, and return self."""
         self.seen += other.seen
         self._share = min(self._share, other._share)
         self._drop()
@@ -147,11 +136,8 @@ class PositionSample:
     def folds(self, groups: Sequence[Any] | None = None) -> list[Tensor]:
         """Return which samples to hold out of a basis together: numbers of rows of `all`.
 
-        Each fold is evenly spread, and at most an eighth of all that was seen.
-
-        Args:
-            groups: The group of each row; samples of a group stay together. There are at most eight
-                folds then.
+        Each fold is evenly spread, and at most an eighth of all samples. Rows of one of the
+        `groups` stay together, in at most eight folds.
 
         Example:
             >>> sample = PositionSample(1).take(torch.ones(16, 1), Positions().of(0, 16))
@@ -161,27 +147,23 @@ class PositionSample:
             [[5, 6, 7, 8, 9, 10, 11], [0, 1, 2, 3, 4], [12, 13, 14, 15]]
         """
         if groups is not None:
-            return self._folds_of_groups(groups)
+            rows: dict[Any, list[int]] = {}
+            for row, group in enumerate(groups):
+                rows.setdefault(group, []).append(row)
+            folds: list[list[int]] = [[] for _ in range(min(HELD_OUT, len(rows)))]
+            for own in sorted(rows.values(), key=len, reverse=True):  # each into the smallest fold
+                min(folds, key=len).extend(own)
+            return [torch.tensor(sorted(fold)) for fold in folds]
         step = math.ceil(self._count * HELD_OUT / self.seen)
         number = math.ceil(min(self._count, ENOUGH) * step / self._count)
         return [torch.arange(first, self._count, step) for first in range(min(number, self._count))]
-
-    def _folds_of_groups(self, groups: Sequence[Any]) -> list[Tensor]:
-        """Return folds of whole groups, the largest ones first, each where there is most room."""
-        rows: dict[Any, list[int]] = {}
-        for row, group in enumerate(groups):
-            rows.setdefault(group, []).append(row)
-        folds: list[list[int]] = [[] for _ in range(min(HELD_OUT, len(rows)))]
-        for own in sorted(rows.values(), key=len, reverse=True):
-            min(folds, key=len).extend(own)
-        return [torch.tensor(sorted(fold)) for fold in folds]
 
     def positions(self) -> Tensor:
         """Return the positions of the rows of `all`."""
         return self._positions[: self._count].sort().values
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what `from_tensors` makes the same sample of."""
+        """Return the state for `from_tensors`."""
         found = {
             "seen": torch.tensor([self.seen, self._share], dtype=torch.float64),
             "positions": self._positions[: self._count].clone(),
@@ -196,7 +178,7 @@ class PositionSample:
 
     @classmethod
     def from_tensors(cls, size: int, tensors: dict[str, Tensor]) -> PositionSample:
-        """Make a sample of what `tensors` returned."""
+        """Make a sample of the tensors that `tensors` returned."""
         sample = cls(size)
         seen, sample._share = tensors["seen"].tolist()
         sample.seen = int(seen)

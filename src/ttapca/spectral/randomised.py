@@ -3,12 +3,9 @@
 Each pass over the data multiplies the scatter matrix S, which is never formed, by a block of
 orthonormal columns. The product, made orthogonal to all blocks before it, is the next block (Musco
 and Musco, "Randomized Block Krylov Methods for Stronger and Faster Approximate Singular Value
-Decomposition", NeurIPS 2015). All blocks are kept, so far fewer passes are needed than with power
-iteration. The best eigenvectors within all blocks (Ritz vectors) are the components.
-
-For each of them the residual r = |S v - d v| is computed exactly, and S has an eigenvalue within r
-of d: a bound that holds for any data, reported relative to d. Passes are made until it shows that
-the singular values of the first half of the components are as accurate as asked for.
+Decomposition", NeurIPS 2015). The best eigenvectors within all blocks (Ritz vectors) are the
+components. For each, the residual r = |S v - d v| is computed exactly, and S has an eigenvalue
+within r of d: a bound that holds for any data. Passes are made until it is small enough.
 """
 
 from __future__ import annotations
@@ -47,13 +44,9 @@ MAX_PASSES = 8
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RandomisedPCA(PCA):
-    """A PCA with a bound on its error.
+    """A PCA with a bound on its error."""
 
-    Attributes:
-        error_bound: Bound on the relative distance from the squared singular value of each
-            component to that of the nearest exact one, shape (components,).
-    """
-
+    # Bound on the relative distance of each squared singular value from the nearest exact one.
     error_bound: Tensor
 
 
@@ -166,17 +159,12 @@ def randomised_pca(
         passes_over: Called for every pass; returns batches of shape (samples, ...), the same
             samples every time, in any order.
         size: Numbers in a sample, p.
-        n_components: A whole number: which number holds a fraction of the variance is not known
+        n_components: A whole number: the number for a fraction of the variance is not known
             beforehand.
         tolerance: Passes are made until `singular_value_error` is at most this.
         max_passes: Limit of passes, at least 2; if it is reached, a warning tells the error.
         generator: Draws the starting block; a fixed seed by default.
         device: Device of the blocks: one per pass after the first, (p, n_components + 64).
-
-    Raises:
-        OptionError: `n_components` or `max_passes` is not such a number.
-        NotEnoughDataError: There are too few samples for this number of components.
-        NonFiniteError: A batch holds NaN or infinity.
     """
     if not isinstance(n_components, int):
         raise OptionError(

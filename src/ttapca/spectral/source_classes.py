@@ -1,31 +1,21 @@
 """What classes do to the statistics of a network, measured on the source without labels.
 
-Three things are known of the classes that the network sees in source images:
-
-- *Moments*: the channel means and mean squares of normalisation layers, by class. With them, what
-  the classes of some images explain is taken out of their statistics. With m(pi) and v(pi) the mean
-  and variance of a channel for shares pi of classes, and u those of the source,
+- *Moments* of the channels of normalisation layers, by class. With m(pi) and v(pi) the mean and
+variance of a channel for shares pi of classes, and u those of the source, the effect of classes is
+taken out by
 
       mean - (m(pi) - m(u))        var v(u) / v(pi)
 
-- *Likeness*: of each layer, the share of the variance of per-image channel means that lies between
-  classes, the intraclass correlation. It says for how many independent images a run of one class
-  counts.
-- *Pairs*: whether two images have one class, by their channel means in late layers. These are
-  whitened by their covariance within classes. With d the difference of two images,
+  There may be a thousand classes, so moments are kept in a low-rank form. - *Likeness*: the
+  intraclass correlation of each layer, by which `ttapca.spectral.chain` counts the images of a run.
+  - *Pairs*: whether two images have one class, by late layers; see `PairStatistic`.
 
-      F = mean of d^2 in the directions in which classes differ / mean of d^2 in all others
-
-  A shift that both images have cancels in d, and a scale in F. log F is about normal, with one mean
-  for two images of one class and a larger one for two classes.
-
-There may be a thousand classes: moments are kept in a low-rank form, the principal components of
-the class means.
+A `ClassPlan` hands the classes of its images to a pass of the network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ttapca.spectral.chain import ChainReading
 from ttapca.spectral.constants import CONSTANTS, Constants
 
 # Directions in which class moments may differ: 4.5 MB for a ResNet-50 with 1,000 classes.
@@ -47,27 +38,31 @@ IMAGES_A_FEATURE = 2
 
 Numbers = NDArray[np.float64]
 
+# The positions of each stream's images in a batch, in order of arrival; or, traced for an exporter,
+# the number of images of each stream, one stream after the other.
+StreamPositions = Sequence[Tensor] | int
+
 
 @dataclass(frozen=True, eq=False)
 class PairStatistic:
     """Tells by late layers whether two images have one class.
 
-    Attributes:
-        layers: By path of a layer: what to multiply the means of every `stride`-th channel by,
-            shape (channels, features).
-        stride: See `layers`.
-        directions: In so many of the first features classes differ.
-        same: Mean of log F for two images of one class.
-        other: The same for two classes.
-        deviation: Standard deviation of log F around them.
+    Channel means are whitened by their covariance within classes. With d the difference of two
+    images,
+
+        F = mean of d^2 in the directions in which classes differ / mean of d^2 in all others
+
+    A shift that both images have cancels in d, and a scale in F. log F is about normal, with one
+    mean for two images of one class and a larger one for two classes.
     """
 
+    # By layer: the factors of the means of every `stride`-th channel, shape (channels, features).
     layers: dict[str, Tensor]
     stride: int
-    directions: int
-    same: float
-    other: float
-    deviation: float
+    directions: int  # number of first features in which classes differ
+    same: float  # mean of log F for two images of one class
+    other: float  # the same for two classes
+    deviation: float  # standard deviation of log F around them
 
     @property
     def numbers(self) -> Tensor:
@@ -77,20 +72,19 @@ class PairStatistic:
 
     @classmethod
     def of_numbers(cls, layers: dict[str, Tensor], numbers: Tensor) -> PairStatistic:
-        """Return what was written as `layers` and `numbers`."""
+        """Make it of `layers` and `numbers`."""
         stride, directions, same, other, deviation = numbers.tolist()
         return cls(layers, int(stride), int(directions), same, other, deviation)
 
     @property
     def features(self) -> int:
-        """How many numbers describe an image."""
+        """Number of features of an image."""
         return next(iter(self.layers.values())).shape[1]
 
     def described(self, means: Mapping[str, Tensor]) -> Tensor | None:
-        """Return the features of images; None if a layer has not been called.
+        """Return the features of images, by their channel means in layers, (images, channels).
 
-        Args:
-            means: By path of a layer, the channel means of each image, shape (images, channels).
+        None if a layer has not been called.
         """
         if self.layers.keys() - means.keys():
             return None
@@ -116,10 +110,7 @@ class PairStatistic:
             before: The image before the first one of each stream, shape (streams, features).
             features: Shape (streams, images, features).
             constants: See `ttapca.spectral.constants`.
-            xp: Library that the arrays are of; see `ClassChain.computing_with`.
-
-        Returns:
-            Shape (streams, images).
+            xp: Library of the arrays; see `ClassChain.computing_with`.
         """
         earlier = xp.concatenate([before[:, None], features[:, :-1]], 1)
         squares = (features - earlier) ** 2
@@ -134,22 +125,15 @@ class PairStatistic:
 
 @dataclass(frozen=True, eq=False)
 class SourceClasses:
-    """What is known of classes in the source.
+    """The classes in the source."""
 
-    Attributes:
-        shares: Share of each class in the source data, as predicted, shape (classes,).
-        loadings: Coordinates of each class, shape (classes, rank).
-        layers: By path of a layer: the moments at the source shares, then one direction for each
-            coordinate, shape (1 + rank, 2, channels).
-        likeness: By path of a layer: its intraclass correlation, from 0 to 1.
-        pairs: Tells whether two images have one class; None if late layers do not.
-    """
-
-    shares: Tensor
-    loadings: Tensor
+    shares: Tensor  # of each class in the source data, as predicted, shape (classes,)
+    loadings: Tensor  # coordinates of each class, shape (classes, rank)
+    # By path of a layer: the moments at the source shares, then one direction for each coordinate,
+    # shape (1 + rank, 2, channels).
     layers: dict[str, Tensor]
-    likeness: dict[str, float] = field(default_factory=dict)
-    pairs: PairStatistic | None = None
+    likeness: dict[str, float] = field(default_factory=dict)  # intraclass correlation of each layer
+    pairs: PairStatistic | None = None  # None if late layers do not tell classes apart
 
     def renamed(self, rename: Callable[[str], str]) -> SourceClasses:
         """Return the same with other paths of layers."""
@@ -200,17 +184,19 @@ class SourceClasses:
             square = (squares or {}).get(path)
             if square is not None:
                 total = square.double() / weights.sum() - base[path][0].square()
-                likeness[path] = _likeness(shares @ away[:, 0].square(), total)
+                alive = total > 1e-12
+                correlation = (shares @ away[:, 0].square())[alive] / total[alive]
+                likeness[path] = float(correlation.clamp(0, 1).mean()) if alive.any() else 0.0
         return cls(shares.float(), loadings.float(), layers, likeness, pairs)
 
 
 def corrections(table: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what to take from the mean of each channel, and what to scale its variance by.
+    """Return the offset of the mean of each channel, and the factor of its variance.
 
     Args:
-        table: The moments at the source shares, then one direction for each coordinate, shape
-            (1 + rank, 2, channels).
-        place: Coordinates of what is there instead of the source shares, shape (groups, rank).
+        table: The moments at the source shares, then one direction for each coordinate, shape (1 +
+            rank, 2, channels).
+        place: Coordinates of the present shares, shape (groups, rank).
 
     Returns:
         Both of shape (groups, channels).
@@ -232,37 +218,19 @@ def corrections(table: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
     return moved[:, 0], scale
 
 
-def _likeness(between: Tensor, total: Tensor) -> float:
-    """Return the intraclass correlation of a layer, given variances, shape (channels,) each."""
-    alive = total > 1e-12
-    if not alive.any():
-        return 0.0
-    return float((between[alive] / total[alive]).clamp(0, 1).mean())
-
-
 def late_layers(paths: list[str]) -> list[str]:
-    """Return the last quarter of the layers of a model, without the last one; at least one layer.
-
-    Example:
-        >>> late_layers([str(number) for number in range(8)]), late_layers(["0", "1", "2"])
-        (['6'], ['1'])
-    """
+    """Return the last quarter of a model's layers, without the last one; at least one layer."""
     return paths[min(3 * len(paths) // 4, len(paths) - 2) : -1] or paths
 
 
 def pair_statistic(
     features: Tensor, shares: Tensor, weights: Tensor, layers: Mapping[str, int], stride: int
 ) -> PairStatistic | None:
-    """Find what tells by late layers whether two images have one class; None if nothing does.
+    """Find a pair statistic in late layers; None if they do not tell classes apart.
 
-    How log F is distributed is measured on images that its directions were not found with.
-
-    Args:
-        features: Channel means of source images in all layers, shape (images, channels).
-        shares: Their class probabilities, shape (images, classes).
-        weights: For how many images each counts, shape (images,).
-        layers: By path, how many of the channels each layer has.
-        stride: Every which channel these are.
+    Features are the channel means of source images in all layers, (images, channels), `stride`
+    apart; shares are class probabilities, (images, classes), and weights the count of each image.
+    The distribution of log F is measured on images that its directions were not found with.
     """
     images, size = features.shape
     directions = min(shares.shape[1] - 1, LARGEST_RANK, size // 2)
@@ -321,3 +289,133 @@ def _log_f_of_pairs(features: Tensor, shares: Tensor, directions: int) -> list[f
         variances.append((weight * (log_f - means[-1]).square()).sum() / totals[-1])
     deviation = ((variances[0] + variances[1]) / 2).sqrt()
     return [float(means[0]), float(means[1]), float(deviation)]
+
+
+class LayerClasses:
+    """The statistics of classes in the source, for the layers of one network.
+
+    Layers have their number of channels, in the order of the network. `shares` has the shape
+    (classes,); `likeness` is the intraclass correlation of each layer, and last that of the
+    spectrum, shape (layers + 1,), NaN if it is unknown.
+    """
+
+    def __init__(
+        self, classes: SourceClasses, layers: dict[str, int], constants: Constants = CONSTANTS
+    ) -> None:
+        self.classes = classes
+        self.shares: Numbers = classes.shares.double().cpu().numpy()
+        alike = [classes.likeness.get(path, np.nan) for path in layers]
+        self.likeness: Numbers = np.array([*alike, constants.likeness])
+        rank = classes.loadings.shape[1]
+        parts = []
+        for path, channels in layers.items():
+            known = classes.layers.get(path)
+            if known is None:  # as if classes did not differ
+                known = torch.zeros(1 + rank, 2, channels)
+                known[0, 1] = 1.0
+            parts.append(known)
+        self._table = torch.cat(parts, 2) if parts else torch.zeros(1 + rank, 2, 0)
+
+    def corrections(self, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the `corrections` of all layers' channels side by side, for (groups, classes)."""
+        self._table = self._table.to(shares.device)
+        place = (shares - self.classes.shares.to(shares)) @ self.classes.loadings.to(shares)
+        return corrections(self._table, place)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassPlan:
+    """The classes to take out of the statistics of a batch, and the weights of images."""
+
+    shares: Tensor  # probability of each class for each image, shape (images, classes)
+    # Number of independent images that each counts for, by layer and last for the spectrum,
+    # float64, shape (images, layers + 1).
+    counts: Tensor
+    runs: Numbers  # expected number of runs of one class that begin in each stream, (streams,)
+    few: Numbers  # expected number of images of each that are drawn from few classes in no order
+    alike: Numbers  # the same, each image times the likeness of these, from 0 to 1
+
+    @classmethod
+    def of_reading(
+        cls,
+        known: LayerClasses,
+        reading: ChainReading,
+        before: Numbers,
+        memory: float,
+        places: StreamPositions,
+        size: int,
+    ) -> ClassPlan:
+        """Make the plan of a batch of `size` images; those that were not read have no class.
+
+        `before` is the number of recent images of each stream before the batch, (streams,).
+        """
+        if isinstance(places, int):
+            sizes, there = np.array([float(places)]), None
+        else:
+            sizes = np.array([float(len(own)) for own in places])
+            there = np.arange(reading.known.shape[1]) < sizes[:, None]
+        # Share of earlier images that is forgotten with each image.
+        renewed: Any = -np.expm1(-sizes / memory) / np.maximum(sizes, 1)
+        alike: Any = np.nan_to_num(known.likeness)
+        missing: Any = np.isnan(known.likeness)
+        source: Any = known.shares
+        if isinstance(places, int):  # arrays are those of torch
+            alike, missing, renewed, source = (
+                torch.from_numpy(each).float() for each in (alike, missing, renewed, source)
+            )
+        found = reading.counts(alike, before, renewed) * (1 - missing) + missing
+        rest = (1 - reading.known.sum(2)).clip(0, 1)
+        held = reading.held
+        if there is not None:
+            rest, held = rest * there, held * there
+        shares = reading.known + rest[..., None] * source
+        return cls(
+            in_batch(shares, places, size).to(known.classes.shares),
+            in_batch(found, places, size),
+            rest.sum(1),
+            held.sum(1),
+            held.sum(1) * reading.crowd,
+        )
+
+    @classmethod
+    def of_shares(cls, known: LayerClasses, shares: Tensor, places: Sequence[Tensor]) -> ClassPlan:
+        """Make the plan of images in no order, given the shares of classes of each."""
+        counts = torch.ones(len(shares), len(known.likeness), dtype=torch.float64)
+        none = np.zeros(len(places))
+        sizes = np.array([float(len(own)) for own in places])
+        return cls(shares.to(known.classes.shares), counts, sizes, none, none)
+
+    def some(self, images: Tensor, streams: Sequence[int]) -> ClassPlan:
+        """Return the plan of some of the images and streams."""
+        own = list(streams)
+        shares, counts = self.shares[images], self.counts[images]
+        return ClassPlan(shares, counts, self.runs[own], self.few[own], self.alike[own])
+
+
+def by_stream(values: Tensor, places: StreamPositions) -> Any:
+    """Return the rows of each stream, padded: (images, n) to (streams, most images, n)."""
+    if isinstance(places, int):
+        return values.reshape(-1, places, values.shape[1])
+    if len(places) == 1 and len(places[0]) == len(values):
+        return values.numpy()[None]
+    found = np.zeros((len(places), max(1, *map(len, places)), values.shape[1]))
+    rows = values.numpy()
+    for number, own in enumerate(places):
+        found[number, : len(own)] = rows[own.numpy()]
+    return found
+
+
+def in_batch(values: Any, places: StreamPositions, size: int) -> Tensor:
+    """Return rows of streams in the order of the batch, the reverse of `by_stream`.
+
+    Images of no stream have zeros.
+    """
+    if isinstance(places, int):
+        found: Tensor = values.flatten(0, 1)
+        return found
+    if len(places) == 1 and len(places[0]) == size:
+        return torch.from_numpy(np.ascontiguousarray(values[0]))
+    rows = torch.zeros(size, *values.shape[2:], dtype=torch.float64)
+    for number, own in enumerate(places):
+        rows[own] = torch.from_numpy(values[number, : len(own)])
+    return rows

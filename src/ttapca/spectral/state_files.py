@@ -1,9 +1,9 @@
 """The file format for the states of streams, of adapters, services and other runtimes.
 
 A file is of safetensors. Tensors of a `StreamState` have the names of its fields, joined by dots,
-after `state.`; numbers are in the metadata. Other contents of a method (parameters that it moves,
-say) are a tree in the metadata, with a number in the place of each tensor. Nothing in a file is
-run, and everything is compared with rules of the reader before anything is made of it.
+after `state.`; numbers are in the metadata. Other contents of a method, such as parameters, are a
+tree in the metadata, with a number in the place of each tensor. Nothing in a file is run, and
+everything is compared with rules of the reader before anything is made of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OTHER_SHAPE = "has another shape than in this network"
 MOST_CLASSES = 1_000_000
 # Squares of larger numbers, and sums of these, would be infinite.
 LARGEST, LARGEST_SINGLE = 1e12, 1e18
-# Numbers that may be negative, by the end of their names.
+# Tensors that may be negative, by the end of their names.
 SIGNED = ("mean", "moments", "centres", "searched", "unsearched", "features", "leeway")
 SHARES = ("shift", "unusual")  # at most 1
 PRECISIONS = (torch.float32, torch.float64)
@@ -97,7 +97,19 @@ def read_saved(data: bytes, kind: str, like: StreamState | None, name: str) -> S
         name: Name of the file, for errors.
     """
     about = _about(data, name)
-    _check_about(about, kind, name)
+    if about.get("format") in OLDER:
+        raise SavedStreamError(
+            f"{name} was saved by an older ttapca ({shown(about['format'])}), which kept other "
+            "numbers of a stream. Let the stream begin anew."
+        )
+    if about.get("format") != FORMAT:
+        found = shown(about.get("format"))
+        raise SavedStreamError(f"{name} must be of the format `{FORMAT}`; found {found}.")
+    if about.get("kind") != kind:
+        raise SavedStreamError(
+            f"{name} is a stream of another network, filter or method. Load it with those that it "
+            "was saved with."
+        )
     tensors = _loaded(data, name)
     others = {each: value for each, value in tensors.items() if each.startswith(OTHER)}
     own = {each.removeprefix(STATE): value for each, value in tensors.items() if each not in others}
@@ -111,7 +123,7 @@ def read_saved(data: bytes, kind: str, like: StreamState | None, name: str) -> S
         raise SavedStreamError(f"{name} is no saved stream of this method: it holds a state.")
 
     def nested(within: bytes) -> StreamState | None:
-        """Return a state that a part of the method has kept, as a guard does; with nothing else."""
+        """Return a state that a part of the method has kept, as a guard does, and no more."""
         if like is None or _about(within, name).get("other") != {"dict": {}}:
             raise SavedStreamError(f"{name} is no saved stream: it holds a state that is none.")
         return read_saved(within, kind, like, name).state
@@ -123,10 +135,7 @@ def read_saved(data: bytes, kind: str, like: StreamState | None, name: str) -> S
 
 
 def with_tensors(data: bytes, tensors: Mapping[str, Any]) -> bytes:
-    """Return the file of a stream with some parts of its state replaced.
-
-    Runtimes that carry on a stream themselves put their results into a file that adapters and
-    services read.
+    """Return the file of a stream with some tensors of its state replaced, for other runtimes.
 
     Args:
         data: A file of the stream, or of any other one of the same network and filter.
@@ -174,25 +183,8 @@ def _about(data: bytes, name: str) -> dict[str, Any]:
     return about  # of an older version
 
 
-def _check_about(about: Mapping[str, Any], kind: str, name: str) -> None:
-    """Raise unless the metadata are of a file of this format and kind."""
-    if about.get("format") != FORMAT:
-        found = shown(about.get("format"))
-        if about.get("format") in OLDER:
-            raise SavedStreamError(
-                f"{name} was saved by an older ttapca ({found}), which kept other numbers of a "
-                "stream. Let the stream begin anew."
-            )
-        raise SavedStreamError(f"{name} must be of the format `{FORMAT}`; found {found}.")
-    if about.get("kind") != kind:
-        raise SavedStreamError(
-            f"{name} is a stream of another network, filter or method. Load it with those that it "
-            "was saved with."
-        )
-
-
 class _Reader:
-    """Makes a state from tensors and numbers that anybody may have written, by dotted names."""
+    """Makes a state of untrusted tensors and numbers, by dotted names."""
 
     def __init__(self, tensors: dict[str, Tensor], numbers: dict[str, Any], name: str) -> None:
         self._tensors, self._numbers, self._name = dict(tensors), dict(numbers), name
@@ -280,7 +272,7 @@ class _Reader:
         return AlarmState(**found, counts=counts, energies=tuple(energies))
 
     def _optional(self, name: str, sizes: range) -> Tensor | None:
-        """Return a vector of one of these sizes, if there is any."""
+        """Return a vector of one of these sizes, or None."""
         found = self._tensors.pop(name, None)
         if found is None:
             return None
@@ -319,11 +311,11 @@ class _Reader:
 
 def _described(tree: Any, tensors: dict[str, Tensor], kind: str) -> Any:
     """Return a tree as JSON can hold it, and add its tensors to `tensors`."""
-    if isinstance(tree, StreamState | Tensor):
-        form = TENSOR
-        if isinstance(tree, StreamState):
-            content = bytearray(SavedStream(kind, tree).to_bytes())
-            form, tree = NESTED, torch.frombuffer(content, dtype=torch.uint8)
+    form = NESTED if isinstance(tree, StreamState) else TENSOR
+    if isinstance(tree, StreamState):
+        content = bytearray(SavedStream(kind, tree).to_bytes())
+        tree = torch.frombuffer(content, dtype=torch.uint8)
+    if isinstance(tree, Tensor):
         number = sum(each.startswith(OTHER) for each in tensors)
         tensors[f"{OTHER}{number}"] = tree.detach().to("cpu", copy=True).contiguous()
         return {form: number}
@@ -340,7 +332,7 @@ def _rebuilt(
     name: str,
     nested: Callable[[bytes], StreamState | None],
 ) -> Any:
-    """Return the tree that `_described` was given."""
+    """Return the tree that `_described` has described."""
     if form is None or isinstance(form, int | float):
         return form
     kind, inner = None, None

@@ -1,15 +1,13 @@
-"""One stream of samples: what was seen of it, and everything that adapted to it.
+"""One stream of samples: its state, and the values and parts of the methods that adapt to it.
 
-Whatever changes at test time is declared here once. Reset, saving, moving to a device and any
-number of streams over one model follow from that. There are three kinds:
+Everything that changes at test time is declared here once. Reset, saving, moving to a device and
+any number of streams over one model follow from that. There are three kinds:
 
-- The *state* is what closed-form filters and statistics know (`ttapca.spectral.stream_state`). A
-  `StreamBatch` makes a new one of it.
-- A *value* belongs to one method, by name. Who declared it reads it and replaces it, but never
-  writes into it. What a batch changes is kept apart until the batch is over, so that a broken batch
-  leaves no mark.
-- A *part* lives elsewhere: parameters that an optimiser moves, the optimiser's own state. The
-  stream takes its contents out and puts others in.
+- The *state* of closed-form filters and statistics (`ttapca.spectral.stream_state`). A
+`StreamBatch` makes a new one of it. - A *value* belongs to one method, by name. It is replaced,
+never written into. The changes of a batch are kept apart until the batch is over, so that a broken
+batch leaves no mark. - A *part* lives elsewhere: parameters that an optimiser moves, the
+optimiser's own state.
 """
 
 from __future__ import annotations
@@ -40,27 +38,22 @@ STATE = "state"
 class Part(Protocol):
     """State that does not live in the stream.
 
-    Its contents are replaced, never written into: a broken batch is undone by putting back what was
-    there before it.
+    Its contents are replaced, never written into: a broken batch is undone by putting the contents
+    from before it back.
     """
 
     def contents(self) -> Any:
-        """Return what is there now, by reference: tensors in tuples, lists and dicts."""
+        """Return the contents by reference: tensors in tuples, lists and dicts."""
 
     def put(self, contents: Any) -> None:
-        """Replace what is there by these contents."""
+        """Replace the contents by these."""
 
     def start(self) -> Any:
-        """Return a copy of what a new stream starts with."""
+        """Return a copy of the contents with which a new stream starts."""
 
 
 class Attributes:
-    """A part made of some attributes of an object; they are replaced, never written into.
-
-    Args:
-        owner: The object, in the state in which a stream starts.
-        names: Names of the attributes.
-    """
+    """A part made of attributes of an object, which now has those of a new stream."""
 
     def __init__(self, owner: object, names: Sequence[str]) -> None:
         self._owner = owner
@@ -82,7 +75,7 @@ class Attributes:
 
 
 class ParameterValues:
-    """A part made of the values of parameters, which are now those that a stream starts with."""
+    """A part made of the values of parameters, which are now those of a new stream."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = list(parameters)
@@ -102,61 +95,43 @@ class ParameterValues:
 
 
 def set_values(parameters: Iterable[nn.Parameter], values: Sequence[Tensor]) -> None:
-    """Let parameters use these values, on their own device and in their own precision.
-
-    Example:
-        >>> weight = nn.Parameter(torch.zeros(1))
-        >>> set_values([weight], [torch.ones(1, dtype=torch.float64)])
-        >>> weight.data
-        tensor([1.])
-    """
+    """Let parameters use these values, on their own device and in their own precision."""
     for parameter, value in zip(parameters, values, strict=True):
         parameter.data = as_on(value, parameter)
 
 
 @dataclass(frozen=True)
 class ScaleGivenBack:
-    """What share of a lost scale the normalisation layers of a network restore by themselves.
+    """The share of a lost scale that normalisation layers restore by themselves."""
 
-    Attributes:
-        weight: Weight of a large batch in their statistics, averaged over the layers.
-        prior: Size of a batch that weighs half as much; None where the size does not matter.
-        needs_two: Whether a single sample changes no statistics.
-    """
-
-    weight: float
-    prior: float | None = None
-    needs_two: bool = False
+    weight: float  # of a large batch in their statistics, averaged over the layers
+    prior: float | None = None  # size of a batch that weighs half as much; None: any size is alike
+    needs_two: bool = False  # whether a single sample changes no statistics
 
     def by(self, samples: Tensor) -> Tensor:
-        """Return the share after so many samples, from 0 (nothing) to 1 (all), of any shape.
-
-        Example:
-            >>> ScaleGivenBack(0.5, prior=16.0).by(torch.tensor([16.0])).tolist()
-            [0.25]
-        """
+        """Return the share after these numbers of samples, from 0 to 1, of any shape."""
         full = torch.full_like(samples, self.weight)
         share = full if self.prior is None else full * samples / (samples + self.prior)
         return torch.where(samples <= 1, 0.0, share) if self.needs_two else share
 
 
 class Stream:
-    """What was seen, and what was made of it.
+    """The state, the values and the parts of one stream.
 
-    As long as nobody calls `start_batch`, every pass counts. After that, only the first pass of
-    each batch does, for each value separately.
+    Until `start_batch` is called, every pass counts. After that, only the first pass of each batch
+    does, for each value separately.
 
     Args:
-        memory: Number of samples after which what was seen counts 1 / e.
+        memory: Number of samples after which a sample counts 1 / e.
 
     Attributes:
-        state: What closed-form filters and statistics know of the stream; None without any.
-        start: What that is at first.
+        state: Of closed-form filters and statistics; None without any.
+        start: The state of a new stream.
         batch: The batch that goes through the model; None between batches.
-        given_back: What normalisation layers do about a lost scale; None if they do nothing.
-        starts: What each value is at first.
+        given_back: The scale that normalisation layers restore; None if they restore nothing.
+        starts: The values of a new stream.
         left_out: Whether a method left the batch out because it holds NaN or infinity.
-        growing: Names of the values that have as many rows as samples were kept.
+        growing: Names of the values that have a row for each sample that was kept.
 
     Example:
         >>> stream = Stream(memory=100.0)
@@ -180,13 +155,12 @@ class Stream:
         self.starts: dict[str, Any] = {"samples": 0, "batches": 0, "images": 0, "skipped": 0}
         self.growing: set[str] = set()
         self._past = dict(self.starts)
-        self._present: dict[str, Any] = {}  # what the batch changes
+        self._present: dict[str, Any] = {}  # changes by the batch
         self._takers: list[Callable[[StreamState], None]] = []
         self._parts: dict[str, Part] = {}
         self._before: dict[str, Any] | None = None  # the contents before the batch that is open
         self._next: Mapping[str, Any] | None = None  # contents that are being put in place
-        # Values that have seen this batch; None where every pass counts, as nobody called
-        # `start_batch` yet.
+        # Values that have seen this batch; None before the first one: every pass counts.
         self._counted: set[str] | None = None
         self._within_batch = False
 
@@ -202,38 +176,27 @@ class Stream:
 
     @property
     def shift(self) -> float:
-        """How surely the data have shifted, from 0 to 1; 1 if nobody can tell."""
+        """How surely the data have shifted, from 0 to 1; 1 if no filter can tell."""
         return shift_of(self.state)
 
     @property
-    def every_pass_counts(self) -> bool:
-        """Whether nobody has announced a batch yet."""
-        return self._counted is None
-
-    @property
     def values(self) -> dict[str, Any]:
-        """All values by name, including what this batch has changed, and the state."""
+        """All values by name, including the changes of this batch, and the state."""
         found = self._past | self._present
         return found if self.state is None else {**found, STATE: self.state}
 
     # The state -------------------------------------------------------------------------------
 
     def declare_state(self, **known: Any) -> None:
-        """Add to the state of a stream that has shown nothing; see `StreamState`."""
-        if self.start is None:
-            self.start = StreamState(known.pop("spectra", ()), **known)
-        else:
-            self.start = replace(self.start, **known)
-        self.state = self.start
+        """Add to the state of a new stream; see `StreamState`."""
+        self.start = self.state = replace(self.start or StreamState(()), **known)
 
     def add_filter(
         self, spectrum: Spectrum, take: Callable[[StreamState], None] | None = None
     ) -> int:
-        """Add a filter, and return its number.
+        """Add a filter's spectrum to the state of a new stream, and return its number.
 
-        Args:
-            spectrum: What it knows of a new stream.
-            take: Is given each state that is put in place; None if nobody needs it.
+        `take` is given each state that is put in place.
         """
         before = () if self.start is None else self.start.spectra
         self.declare_state(spectra=(*before, spectrum))
@@ -242,31 +205,25 @@ class Stream:
         return len(before)
 
     def opened(self, size: int) -> StreamBatch:
-        """Return the batch that goes through the model.
+        """Return the batch that goes through the model, of this many samples.
 
-        Between batches, that is one which leaves no mark; as long as every pass counts, a new one.
-
-        Args:
-            size: How many samples come.
+        Between batches it is one that leaves no mark; as long as every pass counts, a new one.
         """
         if self.batch is not None:
             if self.batch.size is None:
                 self.batch.size = size
             return self.batch
         if self.state is None or self.start is None:
-            raise LookupError("nobody has declared a state")
-        counts = self.every_pass_counts
+            raise LookupError("A filter or statistics must declare a state first.")
+        counts = self._counted is None
         return StreamBatch([self.state], self.start, memory=self.memory, size=size, counts=counts)
 
     # Values ----------------------------------------------------------------------------------
 
     def declare(self, name: str, start: Any, *, grows: bool = False) -> None:
-        """Declare a value and what it is at first.
+        """Declare a value: numbers, tensors, None, and tuples of them, as they are in a new stream.
 
-        Args:
-            name: Of the value.
-            start: Numbers, tensors, None, and tuples of them.
-            grows: Whether its tensors have as many rows as samples were kept.
+        If it grows, its tensors have a row for each sample that was kept.
         """
         self.starts[name] = self._past[name] = start
         if grows:
@@ -286,13 +243,13 @@ class Stream:
         return self._past[name]
 
     def now(self, name: str) -> Any:
-        """Return a value, including what this batch has changed."""
+        """Return a value, including the change by this batch."""
         return self._present[name] if name in self._present else self._past[name]
 
     def write(self, name: str, value: Any) -> None:
         """Replace a value; if this batch turns out broken, the old value comes back."""
         if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):  # what is kept must be usable outside as well
+            with torch.inference_mode(False):  # it must be usable outside as well
                 value = map_tensors(value, torch.clone)
         (self._past if self._counted is None else self._present)[name] = value
 
@@ -310,7 +267,7 @@ class Stream:
     # Batches ---------------------------------------------------------------------------------
 
     def start_batch(self, samples: int = 0) -> None:
-        """Announce a batch, which may take several passes."""
+        """Open a batch, which may take several passes."""
         self.undo_batch()
         self._before = self.contents()
         self._counted, self._within_batch = set(), True
@@ -327,8 +284,7 @@ class Stream:
     def end_batch(self, *, skipped: bool = False) -> None:
         """End the batch; no pass counts until the next one.
 
-        Args:
-            skipped: Whether to undo all that the batch changed, and to count it as skipped.
+        If it is `skipped`, all of its changes are undone, and it is counted as skipped.
         """
         if skipped and self._before is not None:
             values = self._before["values"]
@@ -344,7 +300,7 @@ class Stream:
         self.undo_batch()
 
     def undo_batch(self) -> None:
-        """Undo a batch that has not ended; if none is open, only say that no pass counts now."""
+        """Undo the open batch, if there is one; no pass counts until the next one."""
         if self._before is not None:
             self.put(self._before)
             self._before = None
@@ -353,14 +309,14 @@ class Stream:
 
     @property
     def lasting(self) -> dict[str, Any]:
-        """What `forget` keeps, as it is among the values."""
+        """The values that `forget` keeps."""
         found = {name: self.now(name) for name in ("images", "skipped")}
         if self.state is not None and self.start is not None:
             found[STATE] = self.state.forgotten(self.start)
         return found
 
     def forget(self) -> None:
-        """Forget all adaptation, and keep what is about the stream itself."""
+        """Forget all adaptation, and keep the counts of images and the facts about the stream."""
         lasting, begun = self.lasting, self.started()
         self.put({**begun, "values": begun["values"] | lasting})
 
@@ -369,12 +325,12 @@ class Stream:
         self.put(self.started())
 
     def started(self) -> dict[str, dict[str, Any]]:
-        """Return the whole state of a new stream but for `state`, for `put`."""
+        """Return the contents of a new stream but for `state`, for `put`."""
         parts = {name: part.start() for name, part in self._parts.items()}
         return {"values": dict(self.starts), "parts": parts}
 
     def contents(self) -> dict[str, dict[str, Any]]:
-        """Return the whole state of the stream by reference, for `put`."""
+        """Return all contents of the stream by reference, for `put`."""
         self._continue_put()
         parts = {name: part.contents() for name, part in self._parts.items()}
         return {"values": self.values, "parts": parts}
@@ -382,7 +338,7 @@ class Stream:
     def put(self, contents: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue with another stream, given its contents.
 
-        An interrupt may cut this off: whoever asks for the contents next then gets these.
+        If an interrupt cuts this off, the next call of `contents` completes it.
         """
         self._next = contents
         self._continue_put()
@@ -408,17 +364,12 @@ class Stream:
 
 
 def shift_of(state: StreamState | None) -> float:
-    """Return how surely the data have shifted, from 0 to 1; 1 if nobody can tell."""
+    """Return how surely the data have shifted, from 0 to 1; 1 if no filter can tell."""
     return 1.0 if state is None or not state.spectra else state.shift
 
 
 def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same tuples, lists and dicts with `fn` applied to every tensor in them.
-
-    Example:
-        >>> map_tensors({"a": (torch.ones(1), 2)}, torch.neg)
-        {'a': (tensor([-1.]), 2)}
-    """
+    """Return the same tuples, lists and dicts with `fn` applied to every tensor in them."""
     if isinstance(tree, Tensor):
         return fn(tree)
     if isinstance(tree, StreamState):
@@ -433,29 +384,20 @@ def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """Yield all tensors in tuples, lists and dicts.
-
-    Example:
-        >>> list(tensors_in({"a": (torch.ones(1), 2)}))
-        [tensor([1.])]
-    """
+    """Yield all tensors in tuples, lists and dicts."""
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, StreamState):
         yield from (each for each in leaves(tree).values() if isinstance(each, Tensor))
     elif isinstance(tree, (tuple, list, dict)):
         for value in tree.values() if isinstance(tree, dict) else tree:
-            if isinstance(value, Tensor):
-                yield value
-            elif isinstance(value, (tuple, list, dict, StreamState)):
-                yield from tensors_in(value)
+            yield from tensors_in(value)
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Return those values that hold neither NaN nor infinity.
+    """Return the values that hold neither NaN nor infinity.
 
-    Almost always that is all of them, so a few sums are looked at first, and single values only
-    where a sum is not finite.
+    Almost always these are all values, so a few sums are looked at first.
     """
     large: list[Tensor] = []
     small: list[Tensor] = []

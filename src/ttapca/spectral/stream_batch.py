@@ -1,12 +1,11 @@
-"""`StreamBatch`: what parts of a model share while a batch of images of some streams goes through.
+"""`StreamBatch`: the state that parts of a model share while a batch goes through it.
 
-Filters, normalisation layers and whatever repairs images read here what their streams have shown
-before, and leave here what this batch shows. When the pass is over, `finish` makes the new states.
-Nothing is written into the old ones, and a batch that fails is simply dropped.
+Filters, normalisation layers and repairs of images read here the moments that their streams had
+before, and leave those of this batch. When the pass is over, `finish` makes the new states. The old
+ones are never written into, and a batch that fails is simply dropped.
 
 Images that share gains and statistics are a *group*: those of one stream that have one condition.
-Most batches are of one stream and one condition, and so have a single group; then nobody needs to
-know which image belongs to which, and everything has one row.
+Most batches have a single group; then tables have one row, and no image needs a number.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from torch import Tensor
 
 from ttapca.errors import LayerOutputError
 from ttapca.spectral.chain import ChainState, design_effect
-from ttapca.spectral.class_plan import ClassPlan, Places
 from ttapca.spectral.conditions import ConditionStates
+from ttapca.spectral.source_classes import ClassPlan, StreamPositions
 from ttapca.spectral.stream_state import (
     AlarmState,
     LayerMoments,
@@ -40,22 +39,12 @@ SettleLayers = Callable[["StreamBatch"], tuple[LayerMoments, Sequence[bool]] | N
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Whose images a batch holds, and what is done with each.
+class ImageRows:
+    """The stream of each image of a batch, and the use that is made of it; shape (images,)."""
 
-    Attributes:
-        stream: Number of the stream of each image, shape (images,).
-        counted: Whether the stream is to remember the image, shape (images,).
-        filtered: Whether the image is adapted to; others pass bit for bit, shape (images,).
-    """
-
-    stream: Tensor
-    counted: Tensor
-    filtered: Tensor
-
-    def some(self, chosen: Tensor) -> Rows:
-        """Return the same of some of the images."""
-        return Rows(self.stream[chosen], self.counted[chosen], self.filtered[chosen])
+    stream: Tensor  # number of the stream
+    counted: Tensor  # whether the stream is to remember the image
+    filtered: Tensor  # whether the image is adapted to; others pass bit for bit
 
 
 class StreamBatch:
@@ -63,30 +52,30 @@ class StreamBatch:
 
     Args:
         states: Of the streams that it holds images of.
-        empty: State of a stream that has shown nothing.
-        memory: After so many samples, what was seen counts 1 / e.
-        size: How many images there are; None if nobody knows yet.
-        rows: Whose they are; None if all are of one stream, and all are counted and filtered.
+        empty: State of a new stream.
+        memory: Number of samples after which a sample counts 1 / e.
+        size: Number of images; None if it is not known yet.
+        rows: Their streams; None if all are of one stream, counted and filtered.
         counts: Whether streams remember the batch at all.
-        plan: Which classes to take out of its statistics; None if nobody looks at classes.
+        plan: Classes to take out of its statistics; None for none.
 
     Attributes:
         groups: Stream and condition of each group.
         group_of: Number of the group of each image; None if there is only one.
-        looking: Whether a pass is only looked at: what it shows is not kept.
+        looking: Whether a pass is only looked at, and leaves no mark.
         left_out: Whether the batch holds NaN or infinity.
         version: Grows whenever groups or shifts change.
-        newer: What this batch shows to each filter, in a row for each group, by its number.
-        spectra: What was seen in all by now, likewise.
-        scalings: What follows from it, likewise.
-        layers: What this batch shows to each normalisation layer, by its number: mean, from that of
-            the source, and variance, in a row for each group, and whether it has feature maps.
+        newer: Spectrum of this batch for each filter, in a row for each group, by its number.
+        spectra: Spectrum of the streams including this batch, likewise.
+        scalings: The scaling by these spectra, likewise.
+        layers: Of this batch for each normalisation layer, by its number: mean, from that of the
+            source, and variance, in a row for each group, and whether it has feature maps.
         watched: Paths of the layers that tell classes apart.
         means: Channel means of each image in these layers, by path.
         outliers: Share of values astray and number of images, by stream.
-        chains: What is known of the classes of each stream by now.
-        alarms: What the alarm knows of each stream by now.
-        implausible: Which images are no samples of any shift; None if all may be.
+        chains: State of the class chain of each stream after this batch.
+        alarms: State of the alarm of each stream after this batch.
+        implausible: Which images no shift explains; None if all are plausible.
         traced: Whether all streams are rows of tables, for an exporter; see
             `ttapca.serving.stateful_network`.
         resemblance: How far images of a stream resemble each other, from 0 to 1, by its number.
@@ -102,7 +91,7 @@ class StreamBatch:
         *,
         memory: float = math.inf,
         size: int | None = None,
-        rows: Rows | None = None,
+        rows: ImageRows | None = None,
         counts: bool = True,
         plan: ClassPlan | None = None,
     ) -> None:
@@ -143,29 +132,26 @@ class StreamBatch:
 
     @property
     def records(self) -> bool:
-        """Whether what the pass shows is kept."""
+        """Whether the pass leaves a mark on its streams."""
         return self.counts and not self.looking
 
     def leave_aside(self, images: Tensor) -> None:
-        """Let some images pass as they are, and leave no mark; shape (images,).
-
-        To be called before any layer has seen them.
-        """
+        """Let some images pass as they are, and leave no mark, before any layer sees them."""
         if self.rows is None:
-            everybody = torch.ones_like(images)
-            self.rows = Rows(torch.zeros_like(images, dtype=torch.long), everybody, everybody)
+            every = torch.ones_like(images)
+            self.rows = ImageRows(torch.zeros_like(images, dtype=torch.long), every, every)
             self.group_of = self.rows.stream
-        kept = ~images
-        rows = self.rows
-        self.rows = Rows(rows.stream, rows.counted & kept, rows.filtered & kept)
+        counted, filtered = self.rows.counted & ~images, self.rows.filtered & ~images
+        self.rows = replace(self.rows, counted=counted, filtered=filtered)
         self.implausible, self._counted_images = images, None
 
     # Groups ----------------------------------------------------------------------------------
 
     def tell_apart(self, conditions: ConditionStates, looks: Tensor) -> None:
-        """Find the condition of each image, by what images look like, shape (images, numbers).
+        """Find the condition of each image by descriptions of the images, shape (images, numbers).
 
-        An image that does not count, or looks like nothing, goes with the last one of its stream.
+        An image that does not count, or has no finite description, goes with the last one of its
+        stream.
         """
         if not self.wants_conditions or len(looks) != self.size:
             return
@@ -200,7 +186,7 @@ class StreamBatch:
             self.group_of = torch.tensor([place[key] for key in keys], device=device)
 
     def group_of_each(self, length: int) -> Tensor | None:
-        """Return the group of each of so many samples of a layer; None if there is one group.
+        """Return the group of each sample of a layer; None if there is one group.
 
         A layer may have several samples of each image, one image after the other.
         """
@@ -209,7 +195,7 @@ class StreamBatch:
         return self._of_samples(self.group_of, length)
 
     def chosen(self, what: str, length: int) -> Tensor | None:
-        """Return whether each of so many samples is `counted` or `filtered`; None for all."""
+        """Return whether each sample of a layer is `counted` or `filtered`; None for all."""
         if self.rows is None:
             return None
         return self._of_samples(getattr(self.rows, what), length)
@@ -225,43 +211,57 @@ class StreamBatch:
         return values if length == images else values.repeat_interleave(length // images)
 
     def summed(self, values: Tensor, *, adapted: bool = False) -> Tensor:
-        """Return sums over the images of each group that are counted.
+        """Return sums over the counted samples of each group: (samples, n) to (groups, n).
 
-        Args:
-            values: Shape (images, numbers).
-            adapted: Leave out images that are not filtered: what a layer sees of these is not what
-                it sees of others.
-
-        Returns:
-            Shape (groups, numbers).
+        If `adapted`, images that are not filtered are left out: a layer sees other values of these.
         """
-        if self.rows is not None:
-            chosen = self.rows.counted & self.rows.filtered if adapted else self.rows.counted
-            values = values * chosen.to(values)[:, None]
-        of = None if len(self.groups) == 1 else self.group_of
-        return sums_by_group(values, of, self.group_count)
+        length = values.shape[0]
+        for use in ("counted", "filtered") if adapted else ("counted",):
+            chosen = self.chosen(use, length)
+            if chosen is not None:
+                values = values * chosen.to(values)[:, None]
+        return sums_by_group(values, self.group_of_each(length), self.group_count)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all images are of one group, and counted."""
+        return self.rows is None and self.group_of is None
+
+    def counted_samples(self, length: int) -> Tensor:
+        """Return how many of a layer's samples each group counts, float64, shape (groups,)."""
+        if self.is_plain:
+            return torch.full((1,), float(length), dtype=torch.float64)
+        if self.traced:
+            return self.sizes()
+        return self.summed(torch.ones(length, 1, dtype=torch.float64))[:, 0]
+
+    def group_means(self, values: Tensor, counts: Tensor) -> Tensor:
+        """Return means over the counted samples of each group, (samples, n) to (groups, n)."""
+        if self.is_plain:
+            return values.mean(0, keepdim=True)
+        return self.summed(values) / counts.clamp(min=1).to(values)[:, None]
 
     @property
     def group_count(self) -> int:
-        """How many groups there are."""
+        """Number of groups."""
         return len(self.groups)
 
     def sizes(self, *, adapted: bool = False) -> Tensor:
-        """Return how many images of each group are counted, float64, shape (groups,)."""
-        if self.rows is None and len(self.groups) == 1:
+        """Return the number of counted images of each group, float64, shape (groups,)."""
+        if self.is_plain:
             return torch.tensor([float(self.size or 0)], dtype=torch.float64)
         ones = torch.ones(self.size or 0, 1, dtype=torch.float64)
         return self.summed(ones, adapted=adapted)[:, 0]
 
-    # What was known before, and by now -------------------------------------------------------
+    # Moments before the batch, and with it ---------------------------------------------------
 
     def spectrum_before(self, number: int) -> Spectrum:
-        """Return what the groups have shown to a filter before, a row for each."""
+        """Return the spectrum of each group for a filter before the batch."""
         found: Spectrum = self._rows_before(f"{number}", lambda state: state.spectra[number])
         return found
 
     def layers_before(self) -> LayerMoments:
-        """Return what the groups have shown to normalisation layers before, a row for each."""
+        """Return the moments of normalisation layers of each group before the batch."""
         found: LayerMoments = self._rows_before("layers", lambda state: state.layers)
         return found
 
@@ -278,34 +278,27 @@ class StreamBatch:
 
     @property
     def shift(self) -> Tensor:
-        """How surely each group has shifted, float64, shape (groups,); 1 if nobody can tell."""
+        """How surely each group has shifted, float64, shape (groups,); 1 without a filter."""
         if not self.empty.spectra:
             return torch.ones(self.group_count, dtype=torch.float64)
         return self.spectra[0].shift if 0 in self.spectra else self.spectrum_before(0).shift
 
     @property
     def unusual(self) -> Tensor:
-        """How unusual each group is, float64, shape (groups,); 0 if nobody can tell."""
+        """How unusual each group is, float64, shape (groups,); 0 without a filter."""
         if not self.empty.spectra:
             return torch.zeros(self.group_count, dtype=torch.float64)
         return self.spectra[0].unusual if 0 in self.spectra else self.spectrum_before(0).unusual
 
     def show(self, number: int, newer: Spectrum, joined: Spectrum, scaling: Scaling) -> None:
-        """Keep what a filter sees in this batch, and what follows; a row for each group.
-
-        Args:
-            number: Of the filter.
-            newer: What this batch shows.
-            joined: What was seen in all.
-            scaling: What follows from it.
-        """
+        """Keep the spectra of a filter, of this batch and in all, and their scaling."""
         self.newer[number], self.spectra[number], self.scalings[number] = newer, joined, scaling
         self.version += number == 0
 
     # The end of a pass -----------------------------------------------------------------------
 
-    def counted_images(self) -> Places:
-        """Return, for each stream, which images of it are counted, in order of arrival."""
+    def counted_images(self) -> StreamPositions:
+        """Return for each stream its counted images, in order of arrival."""
         if self._counted_images is None:
             if self.rows is None:
                 self._counted_images = [torch.arange(self.size or 0)]
@@ -317,23 +310,20 @@ class StreamBatch:
         return self._counted_images
 
     def chains_before(self) -> ChainState:
-        """Return what is known of the classes of all streams before the batch."""
+        """Return the state of the class chains of all streams before the batch."""
         found = [state.chain for state in self.states]
         return ChainState.of_each([each for each in found if each is not None])
 
     def chains_after(self, after: ChainState) -> None:
-        """Keep what is known of the classes of all streams by now."""
+        """Keep the state of the class chains of all streams after the batch."""
         self.chains = [after.of_stream(number) for number in range(len(self.states))]
 
     def as_numbers(self, values: Tensor) -> Tensor:
-        """Return values as they are computed with beside the network: in float64, on the CPU."""
+        """Return values as they are computed with beside the network: float64, on the CPU."""
         return values.double().cpu()
 
     def only(self, streams: Sequence[int]) -> tuple[StreamBatch, Tensor]:
-        """Return a new batch of the images of some streams, by the plan of this one.
-
-        And which images those are.
-        """
+        """Return a new batch of some streams by the plan of this one, and which images it has."""
         states = [self.states[number] for number in streams]
         images, rows = torch.arange(self.size or 0), None
         if self.rows is not None:
@@ -341,7 +331,7 @@ class StreamBatch:
             number_of[list(streams)] = torch.arange(len(streams))
             numbers = number_of.to(self.rows.stream.device)[self.rows.stream]
             images = (numbers >= 0).nonzero()[:, 0]
-            rows = replace(self.rows, stream=numbers).some(images)
+            rows = ImageRows(numbers[images], self.rows.counted[images], self.rows.filtered[images])
         plan = None if self.plan is None else self.plan.some(images.cpu(), streams)
         size = len(images)
         again = StreamBatch(states, self.empty, memory=self.memory, size=size, rows=rows, plan=plan)
@@ -362,6 +352,9 @@ class StreamBatch:
                 for place, (stream, condition) in enumerate(self.groups)
                 if stream == number
             ]
+            implausible = 0
+            if self.implausible is not None and self.rows is not None:
+                implausible = int((self.implausible & (self.rows.stream == number)).sum())
             state = replace(
                 before,
                 spectra=tuple(
@@ -372,7 +365,7 @@ class StreamBatch:
                 latest=self._latest[number],
                 outliers=self._outliers_after(number),
                 alarm=self.alarms.get(number, before.alarm),
-                implausible=before.implausible + self._implausible_of(number),
+                implausible=before.implausible + implausible,
                 chain=before.chain if self.chains is None else self.chains[number],
             )
             if layers is not None and before.layers is not None and self.empty.layers is not None:
@@ -388,13 +381,8 @@ class StreamBatch:
             found.append(state if is_finite(state) else before)
         return found
 
-    def _implausible_of(self, number: int) -> int:
-        if self.implausible is None or self.rows is None:
-            return 0
-        return int((self.implausible & (self.rows.stream == number)).sum())
-
     def _settled(self, number: int) -> Spectrum:
-        """Count independent images by the last plan: by now more is known of their classes."""
+        """Count independent images by the last plan, which knows more of their classes."""
         spectrum, newer = self.spectra[number], self.newer[number]
         if self.plan is None:
             return spectrum
@@ -412,11 +400,7 @@ class StreamBatch:
         return replace(spectrum, independent=spectrum.independent.minimum(most))
 
     def independent_samples(self, samples: Tensor) -> Tensor:
-        """Return how many of the samples that each group shows to a filter say something new.
-
-        Args:
-            samples: How many there are, float64, shape (groups,).
-        """
+        """Return how many of a filter's samples of each group are independent, shape (groups,)."""
         if self.plan is None:
             return samples
         if not self.traced and len(self.plan.counts) != self.size:
@@ -439,10 +423,7 @@ class StreamBatch:
 def sums_by_group(values: Tensor, of: Tensor | None, groups: int) -> Tensor:
     """Return the sums of the rows of each group, (rows, n) to (groups, n).
 
-    Args:
-        values: One row for each image or sample.
-        of: The group of each; None if there is one. An exporter has as many rows of each group.
-        groups: How many there are.
+    `of` is the group of each row; None if there is one. An exporter has as many rows of each group.
     """
     if of is None:
         return values.sum(0, keepdim=True)

@@ -1,18 +1,18 @@
-"""Everything that is known of one stream of images, as one value.
+"""The state of one stream of images, as one value.
 
 A state is never written into. A batch makes a new one, which takes the place of the old one only if
-the batch was good: so a broken batch leaves no mark, and whoever looks sees a whole state. Library
-and service keep the same states, and one file format holds them (`ttapca.spectral.state_files`).
+the batch was good: so a broken batch leaves no mark. Library and service keep the same states, and
+one file format holds them (`ttapca.spectral.state_files`).
 
-What depends on the condition of images (`ttapca.spectral.conditions`) is in tables with a row for
-each condition. A stream that has shown nothing has one row.
+Numbers that depend on the condition of images (`ttapca.spectral.conditions`) are in tables with a
+row for each condition. A new stream has one row.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -29,12 +29,12 @@ class Table:
     """Base of dataclasses of tensors with a row for each condition, or for each group of images."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what there is, by name."""
+        """Return the tensors by name."""
         values = vars(self)
         return {name: value for name, value in values.items() if value is not None}
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         return len(next(iter(self.tensors().values())))
 
     def row(self, number: int) -> Self:
@@ -66,38 +66,25 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Spectrum(Table):
-    """What was seen of the components of one filter; older samples count less and less.
+    """Moments of the components of one filter; older samples count less and less."""
 
-    Attributes:
-        samples: How many samples count, float64, shape (rows,).
-        independent: How many of these say something new, float64, shape (rows,).
-        energies: Mean square of each component over source variance, shape (rows, components).
-        shift: How surely the data have shifted, from 0 to 1, float64, shape (rows,).
-        unusual: How unusual they are, from 0 to 1, float64, shape (rows,).
-        leeway: What resizing may have done to log energies, float64, shape (rows, 2, bands).
-        mean: Mean of each component, of the shape of `energies`; None if nobody asks for it.
-        rest_energy: Mean squared length of what lies outside the basis, over that of the source,
-            float64, shape (rows,); None if it is not watched.
-        rest_mean: Mean of what lies outside the basis, shape (rows, d), or None.
-    """
-
-    samples: Tensor
-    independent: Tensor
-    energies: Tensor
-    shift: Tensor
-    unusual: Tensor
-    leeway: Tensor
-    mean: Tensor | None = None
+    samples: Tensor  # number of samples that count, float64, shape (rows,)
+    independent: Tensor  # number of independent ones, float64, shape (rows,)
+    energies: Tensor  # mean squares over source variances, shape (rows, components)
+    shift: Tensor  # how surely the data have shifted, from 0 to 1, float64, shape (rows,)
+    unusual: Tensor  # how unusual they are, from 0 to 1, float64, shape (rows,)
+    leeway: Tensor  # by which resizing may change log energies, float64, shape (rows, 2, bands)
+    mean: Tensor | None = None  # of each component; None if it is not wanted
+    # Mean squared length outside the basis over that of the source, float64, shape (rows,); None if
+    # it is not watched.
     rest_energy: Tensor | None = None
-    rest_mean: Tensor | None = None
+    rest_mean: Tensor | None = None  # mean of the part outside the basis, shape (rows, d)
 
     def joined(self, newer: Spectrum, memory: float) -> Spectrum:
-        """Return what was seen in all, where all samples of `newer` came after these.
+        """Return the spectrum of these samples and of `newer` ones, which came after them.
 
-        Args:
-            newer: What samples have shown that came since; in a row without samples, anything
-                finite. `shift` and `unusual` are taken from it.
-            memory: After so many samples, what was seen counts 1 / e.
+        `shift` and `unusual` are the newer ones. Rows without newer samples hold any finite values.
+        After `memory` samples, older ones count 1 / e.
         """
         fading = torch.exp(-newer.samples / memory)
         samples = self.samples * fading + newer.samples
@@ -118,71 +105,44 @@ class Spectrum(Table):
 
 @dataclass(frozen=True, eq=False)
 class LayerMoments(Table):
-    """What was seen of the channels of normalisation layers, without what classes explain.
+    """Moments of the channels of normalisation layers, without the part that classes explain."""
 
-    Attributes:
-        moments: First and second moment of every channel of all layers, side by side, around the
-            mean of the source, shape (rows, 2, channels).
-        independent: How many independent samples they count for, float64, shape (rows, layers).
-        samples: How many samples were seen, float64, shape (rows, layers).
-    """
-
+    # First and second moment of every channel of all layers, side by side, around the mean of the
+    # source, shape (rows, 2, channels).
     moments: Tensor
-    independent: Tensor
-    samples: Tensor
+    independent: Tensor  # number of independent samples, float64, shape (rows, layers)
+    samples: Tensor  # number of samples, float64, shape (rows, layers)
 
 
 @dataclass(frozen=True, eq=False)
 class AlarmState:
-    """What an alarm knows of a stream; see `ttapca.adaptation.shift_alarm`.
+    """The state of an alarm for one stream; see `ttapca.adaptation.shift_alarm`."""
 
-    Attributes:
-        shifted: Whether a shift has begun and not ended.
-        run: For how many blocks in a row the images have spoken against that.
-        images: Images in the block that is judged next.
-        runs: How many runs of one class begin in it.
-        few: How many of its images are of few classes in no order.
-        alike: The same, each times how alike they are.
-        energies: Sums of the band energies of its images, for each filter, shape (bands,).
-        counts: How often each class was predicted of late, shape (classes,); None before that, or
-            if the order of images is looked at.
-        skew: How surely classes were not those of the source when nothing had shifted.
-    """
-
-    shifted: bool = False
-    run: int = 0
-    images: int = 0
-    runs: float = 0.0
-    few: float = 0.0
-    alike: float = 0.0
-    energies: tuple[Tensor, ...] = ()
+    shifted: bool = False  # whether a shift has begun and not ended
+    run: int = 0  # number of blocks in a row whose images have spoken against that
+    images: int = 0  # in the block that is judged next
+    runs: float = 0.0  # number of runs of one class that begin in it
+    few: float = 0.0  # number of its images that are of few classes in no order
+    alike: float = 0.0  # the same, each times how alike they are
+    energies: tuple[Tensor, ...] = ()  # sums of band energies of its images, for each filter
+    # Recent predictions of each class, shape (classes,); None if the order of images is known.
     counts: Tensor | None = None
-    skew: float = 1.0
+    skew: float = 1.0  # how surely classes were not those of the source before any shift
 
 
 @dataclass(frozen=True, eq=False)
 class StreamState:
-    """Everything that is known of one stream.
+    """Everything that is known of one stream; a part is None if the method does not use it."""
 
-    Attributes:
-        spectra: Of each filter.
-        layers: Of normalisation layers; None if their statistics do not follow the stream.
-        chain: Classes and their order; None if nobody looks at them.
-        conditions: What images look like; None if nobody tells conditions apart.
-        latest: The condition of the last image.
-        outliers: Share of values that strayed, and how many images it is of, float64, shape (2,).
-        alarm: What the alarm knows.
-        implausible: How many samples no shift explains. They have left no other mark.
-    """
-
-    spectra: tuple[Spectrum, ...]
+    spectra: tuple[Spectrum, ...]  # for each filter
     layers: LayerMoments | None = None
     chain: ChainState | None = None
     conditions: KnownConditions | None = None
-    latest: int = 0
+    latest: int = 0  # condition of the last image
+    # Share of values that strayed, and the number of images behind it, float64, shape (2,).
     outliers: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
     alarm: AlarmState = field(default_factory=AlarmState)
-    implausible: int = 0
+    implausible: int = 0  # number of samples that no shift explains; they have left no other mark
 
     @property
     def shift(self) -> float:
@@ -191,7 +151,7 @@ class StreamState:
 
     @property
     def surest(self) -> int:
-        """The condition that has shifted most surely, of those that the last images have."""
+        """The condition that has shifted most surely, among the conditions of the last images."""
         shift = self.spectra[0].shift
         if self.conditions is None:
             return int(shift.argmax())
@@ -200,64 +160,48 @@ class StreamState:
 
     @property
     def known_conditions(self) -> int:
-        """How many conditions its images have, as far as is known."""
+        """Number of conditions that its images are known to have."""
         return 1 if self.conditions is None else max(1, len(self.conditions.centres))
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it takes in memory, but for a few numbers."""
+        """Number of bytes of its tensors and arrays."""
         return sum(each.nbytes for each in leaves(self).values() if hasattr(each, "nbytes"))
 
     def moved(self, convert: Callable[[Tensor], Tensor]) -> StreamState:
-        """Return the state with what follows the model converted, as the model was."""
+        """Return the state with the tensors on the model's device converted, as the model was."""
 
         def table(found: Any) -> Any:
-            if found is None:
-                return None
-            followed = ("energies", "mean", "rest_mean", "moments")
-            return dataclasses.replace(
-                found,
-                **{
-                    name: convert(each) if name in followed else each
-                    for name, each in found.tensors().items()
-                },
-            )
+            followed = {"energies", "mean", "rest_mean", "moments"} & found.tensors().keys()
+            changed = {name: convert(getattr(found, name)) for name in followed}
+            return dataclasses.replace(found, **changed)
 
-        return dataclasses.replace(
-            self, spectra=tuple(map(table, self.spectra)), layers=table(self.layers)
-        )
+        layers = None if self.layers is None else table(self.layers)
+        return dataclasses.replace(self, spectra=tuple(map(table, self.spectra)), layers=layers)
 
     def forgotten(self, start: StreamState) -> StreamState:
-        """Return a new state that keeps what is about the stream and not about adaptation."""
+        """Return the state of a new stream that keeps the alarm and the implausible samples."""
         return dataclasses.replace(start, alarm=self.alarm, implausible=self.implausible)
 
 
 def leaves(value: Any, name: str = "") -> dict[str, Any]:
-    """Return tensors, arrays and numbers of a state by their dotted names.
-
-    Example:
-        >>> leaves(AlarmState(run=2, energies=(torch.ones(1),)), "alarm")["alarm.energies.0"]
-        tensor([1.])
-    """
-    return dict(_leaves(value, name))
-
-
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Return tensors, arrays and numbers of a state by their dotted names."""
     if value is None:
-        return
+        return {}
     if dataclasses.is_dataclass(value):
         items: Any = vars(value).items()
     elif isinstance(value, tuple):
         items = enumerate(value)
     else:
-        yield name, value
-        return
+        return {name: value}
+    found: dict[str, Any] = {}
     for inner, each in items:
-        yield from _leaves(each, f"{name}.{inner}" if name else str(inner))
+        found |= leaves(each, f"{name}.{inner}" if name else str(inner))
+    return found
 
 
 def is_finite(state: StreamState) -> bool:
-    """Return whether what passes have added up holds neither NaN nor infinity, by a few sums."""
+    """Return whether the sums over passes hold neither NaN nor infinity."""
     sums = [float(each.energies.sum()) for each in state.spectra]
     if state.layers is not None:
         sums.append(float(state.layers.moments.sum()))

@@ -11,7 +11,7 @@ number of its independent images:
     alpha = full shift N / (N + prior)        full from `first` to `last`
 
 If classes are looked at, the part of the moments that the classes of a batch explain is taken out
-first (`ttapca.spectral.class_plan`). All moments are kept around the mean of the source, where
+first (`ttapca.spectral.source_classes`). All moments are kept around the mean of the source, where
 mixtures are sums, and those of all layers side by side: a batch is added to a stream in one step.
 """
 
@@ -25,9 +25,8 @@ from torch import Tensor, nn
 
 from ttapca.adaptation.surfaces.base import Surface, refuse_replaced
 from ttapca.errors import AttachError
-from ttapca.spectral.class_plan import ClassPlan, LayerClasses
 from ttapca.spectral.constants import CONSTANTS, Constants
-from ttapca.spectral.source_classes import SourceClasses
+from ttapca.spectral.source_classes import ClassPlan, LayerClasses, SourceClasses
 from ttapca.spectral.stream import ScaleGivenBack, Stream
 from ttapca.spectral.stream_batch import StreamBatch, sums_by_group
 from ttapca.spectral.stream_state import TINY, LayerMoments, StreamState

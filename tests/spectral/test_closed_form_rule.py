@@ -9,8 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ttapca.spectral.closed_form_rule import (
+    allowed_reach,
+    class_reach,
+    sure_share,
+    with_white_noise,
+)
 from ttapca.spectral.constants import CONSTANTS
-from ttapca.spectral.shrinkage import allowed_reach, class_reach, sure_share, with_white_noise
 
 NOISE = torch.tensor([0.01, 0.1, 1.0, 30.0, 1000.0], dtype=torch.float64)
 HIGH = torch.tensor([4.0, 3.0, 2.0, 2.0, 2.0], dtype=torch.float64)  # where the usual range ends
