@@ -115,7 +115,7 @@ def test_a_saved_filter_knows_it_and_wrong_ones_are_refused(tmp_path) -> None:
     again = ttapca.load(tmp_path / "filter")
     assert again.visible_shift(50) == fitted.visible_shift(50)
     assert fitted.resemblance_ is not None
-    wrong = dataclasses.replace(fitted.resemblance_, correlation=1.5)
+    wrong = dataclasses.replace(fitted.resemblance_, correlations=(1.5,))
     dataclasses.replace(fitted, resemblance_=wrong).save(tmp_path / "wrong")
     with pytest.raises(SavedFilterError, match="`resemblance` of the filter"):
         ttapca.load(tmp_path / "wrong")

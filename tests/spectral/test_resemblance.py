@@ -74,7 +74,7 @@ def test_data_sorted_by_class_are_no_video() -> None:
     known = measured_resemblance(samples, classes, None)
     assert known.correlation == 0
     assert known.classmates == pytest.approx(0.5, abs=0.2)
-    assert measured_resemblance(samples, None, None).correlation > 0.3
+    assert measured_resemblance(samples, None, None).correlation > 0.25
 
 
 def test_a_video_sorted_by_class_is_one_all_the_same() -> None:

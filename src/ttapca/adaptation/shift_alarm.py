@@ -155,8 +155,9 @@ class ShiftWatch:
                 independent = independent_images(
                     float(images), self._skew_of(after), self._constants
                 )
-            resemblance = batch.resemblance.get(number, 0.0)
-            independent = min(independent, design_effect(float(images), resemblance))
+            if batch.alike is not None:
+                alike = float(batch.alike[own].max())
+                independent = min(independent, design_effect(float(images), alike))
             p_values = []
             for gain, total in zip(self._gains, sums, strict=True):
                 # What resizing may have done to the images.

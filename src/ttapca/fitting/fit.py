@@ -180,7 +180,7 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
 def _warn_of_few(fitted: FittedFilter) -> None:
     """Warn if samples that resemble each other count for fewer than a filter needs."""
     found = fitted.resemblance_
-    if found is None or not found.correlation or found.independent >= FEWEST_SAMPLES:
+    if found is None or found.between is None or found.independent >= FEWEST_SAMPLES:
         return
     warn_caller(
         f"The {fitted.n_samples_:,} samples resemble each other, as frames of a video do: they "

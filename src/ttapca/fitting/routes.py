@@ -128,7 +128,7 @@ class FitTask:
         groups = self._groups_at(positions)
         found = calibration(groups)
         resemblance = self._resemblance(found, positions, groups)
-        if groups is None and resemblance.correlation:
+        if groups is None and resemblance.between is not None:
             # A basis that was made with the neighbours of a sample knows the sample, too.
             stretches = torch.arange(len(positions)) * HELD_OUT // len(positions)
             found = calibration(stretches.tolist())

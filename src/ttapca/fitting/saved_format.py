@@ -7,6 +7,7 @@ of its numbers, before a filter is made of them. `ttapca.spectral.basis` has the
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -73,9 +74,12 @@ _CONFIG_RULE = Record(
 
 
 def _is_resemblance(values: Tensor) -> bool:
-    independent, average, correlation, classmates = values.tolist()
+    independent, average, classmates, *pairs = values.tolist()
+    lengths, correlations = pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]
     known = classmates == -1 or 0 <= classmates <= 1
-    return bool(min(independent, average) > 0 and 0 <= correlation <= 1 and known)
+    rising = all(one < two for one, two in itertools.pairwise([0, *lengths]))
+    possible = all(0 <= each <= 1 for each in correlations)
+    return bool(min(independent, average) > 0 and known and rising and possible)
 
 
 def _are_covariances(values: Tensor) -> bool:
@@ -115,10 +119,10 @@ INPUT_RANGE: _Meaning = (
 )
 OUTLIERS: _Meaning = "distances and, up to 1, shares", _has_outliers
 RESEMBLANCE: _Meaning = (
-    "two numbers above 0, a correlation up to 1, and a correlation or -1",
+    "two numbers above 0, a correlation or -1, rising lengths and a correlation for each",
     _is_resemblance,
 )
-COVARIANCES: _Meaning = "two covariances", _are_covariances
+COVARIANCES: _Meaning = "covariances", _are_covariances
 
 
 def check_config(config: object, path: Path) -> None:
@@ -203,10 +207,11 @@ def _forms(
     }
     if "energies" in tensors:
         watched = bands + ("rest" in tensors)
+        lengths = max(0, tensors["resemblance"].numel() - 3) // 2 if "resemblance" in tensors else 0
         optional |= {
-            "resemblance": TensorForm((4,), torch.float64, *RESEMBLANCE),
+            "resemblance": TensorForm((3 + 2 * lengths,), torch.float64, *RESEMBLANCE),
             "resemblance_covariances": TensorForm(
-                (2, watched, watched), torch.float64, *COVARIANCES
+                (lengths + 1, watched, watched), torch.float64, *COVARIANCES
             ),
             "rest": TensorForm((samples,), torch.float32, *NOT_NEGATIVE),
         }

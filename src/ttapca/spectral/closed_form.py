@@ -216,7 +216,10 @@ class ClosedFormGain(ClosedFormRule):
         if batch.left_out or not batch.counts:
             batch.show(self.number, newer, before, self._scaling(before))
             return
-        joined = batch.as_resembling(before.joined(newer, batch.memory))
+        joined = before.joined(newer, batch.memory)
+        if self.number == 0:
+            batch.note_resemblance(lambda: self.like_one_image(joined))
+        joined = batch.as_resembling(joined)
         found = self._scaling(joined)
         joined = replace(joined, shift=found.shift, unusual=found.unusual)
         batch.show(self.number, newer, joined, found)

@@ -337,6 +337,12 @@ class ClosedFormRule(Gain):
         chosen = rows.index_select(0, whole)
         return table.mapped(lambda each: each.index_select(0, chosen))
 
+    def like_one_image(self, seen: Spectrum) -> Tensor:
+        """Return whether each row may be a single source image, seen again and again."""
+        usual = self.normal.batches_of(1).normal_range(self.threshold)
+        log_energy = self.log_energies(seen.energies, seen.rest_energy)
+        return usual.distance(log_energy) <= usual.reach
+
     def make_traceable(self) -> None:
         """Do the same operations whatever the numbers, in float32, as exporters need it.
 

@@ -53,34 +53,49 @@ class Resemblance:
         independent: For how many independent samples those of the source count, in the direction in
             which they resemble each other most.
         average: The same on average over all directions.
-        correlation: Of the log energies of two samples of a group, from 0 to 1, on average over all
-            directions.
-        classmates: The same of two samples of a class; None if the network predicts no classes.
-        between: B above, float64, shape (bands, bands); None if nothing resembles.
-        error: What resemblance adds to the covariance of the mean of the source, likewise.
+        classmates: Correlation of the log energies of two samples of a class, from 0 to 1, on
+            average over all directions; None if the network predicts no classes.
+        lengths: Of the stretches that were looked at, rising; 1 if groups are named.
+        correlations: The same as `classmates`, of two samples of a stretch or group.
+        between: B above for each of them, float64, shape (lengths, bands, bands); None if nothing
+            resembles.
+        error: What resemblance adds to the covariance of the mean of the source, (bands, bands).
     """
 
     independent: float
     average: float
-    correlation: float = 0.0
     classmates: float | None = None
+    lengths: tuple[int, ...] = ()
+    correlations: tuple[float, ...] = ()
     between: Tensor | None = field(default=None, repr=False)
     error: Tensor | None = field(default=None, repr=False)
 
     def worth(self, samples: Tensor) -> Tensor:
         """Return for how many independent samples those of a stream count, on average."""
-        if not self.correlation:
+        if self.between is None:
             return samples
-        return design_effect(samples, torch.tensor(self.correlation))
+        found = [self.correlations[self._nearest(each)] for each in samples.tolist()]
+        return design_effect(samples, samples.new_tensor(found))
+
+    @property
+    def correlation(self) -> float:
+        """The largest of the correlations; 0 if nothing resembles."""
+        return max(self.correlations, default=0.0)
+
+    def _nearest(self, samples: float) -> int:
+        """Return the place of the length that is nearest to a number of samples, by their ratio."""
+        ratios = [abs(math.log(max(samples, 1.0) / length)) for length in self.lengths]
+        return ratios.index(min(ratios))
 
     def excess(self, samples: int) -> Tensor | None:
         """Return what resemblance adds to the covariance of the mean of so many samples.
 
-        That is to say from the mean of the source, shape (bands, bands); None for nothing.
+        That is to say from the mean of the source, shape (bands, bands); None for nothing. Samples
+        come in a row, as those of the source: as many as a stretch has differ as stretches do.
         """
         if self.between is None or self.error is None:
             return None
-        return self.between * (1 - 1 / samples) + self.error
+        return self.between[self._nearest(samples)] * (1 - 1 / samples) + self.error
 
     def told(self, constants: Constants) -> Constants:
         """Return the constants with what is measured in place of what is supposed."""
@@ -94,7 +109,7 @@ class Resemblance:
             return self
         sides = (0, int(rest), 0, int(rest))
         between, error = (
-            torch.nn.functional.pad(each[:bands, :bands], sides)
+            torch.nn.functional.pad(each[..., :bands, :bands], sides)
             for each in (self.between, self.error)
         )
         return dataclasses.replace(self, between=between, error=error)
@@ -102,19 +117,22 @@ class Resemblance:
     def tensors(self) -> dict[str, Tensor]:
         """Return all of it for a file; see `of_tensors`."""
         classmates = -1.0 if self.classmates is None else self.classmates
-        numbers = [self.independent, self.average, self.correlation, classmates]
+        numbers = [self.independent, self.average, classmates, *self.lengths, *self.correlations]
         found = {"resemblance": torch.tensor(numbers, dtype=torch.float64)}
         if self.between is not None and self.error is not None:
-            found["resemblance_covariances"] = torch.stack([self.between, self.error])
+            found["resemblance_covariances"] = torch.cat([self.between, self.error[None]])
         return found
 
     @classmethod
     def of_tensors(cls, numbers: Tensor, covariances: Tensor | None) -> Resemblance:
         """Return what was written as `tensors`."""
-        independent, average, correlation, classmates = numbers.tolist()
-        between, error = (None, None) if covariances is None else covariances
+        independent, average, classmates, *pairs = numbers.tolist()
+        half = len(pairs) // 2
         known = None if classmates < 0 else classmates
-        return cls(independent, average, correlation, known, between, error)
+        found = cls(independent, average, known, tuple(map(int, pairs[:half])), tuple(pairs[half:]))
+        if covariances is None:
+            return found
+        return dataclasses.replace(found, between=covariances[:-1], error=covariances[-1])
 
 
 def measured_resemblance(
@@ -149,62 +167,62 @@ def measured_resemblance(
         classmates = float(intraclass_correlation(rows, number).mean())
         if groups is None:
             rows = _around_classes(rows, number)
-    groupings = _stretches(count)
+    groupings = dict(_stretches(count))
     if groups is not None:
-        groupings = iter([np.unique(np.asarray(groups), return_inverse=True)[1]])
-    correlation, crowd = _largest(rows, values, list(groupings))
-    if not correlation.any():
-        return Resemblance(float(count), float(count), classmates=classmates)
-    between = (vectors * (values * correlation)) @ vectors.T
+        groupings = {1: np.unique(np.asarray(groups), return_inverse=True)[1]}
+    correlations, crowd = _correlations(rows, values, list(groupings.values()))
+    if not correlations.any():
+        return Resemblance(float(count), float(count), classmates)
+    between = np.stack([(vectors * (values * each)) @ vectors.T for each in correlations])
     error = (vectors * (values * (crowd - 1) / count)) @ vectors.T
     return Resemblance(
         count / float(crowd.max()),
         count / float(crowd.mean()),
-        float(correlation.mean()),
         classmates,
+        tuple(groupings),
+        tuple(correlations.mean(1).tolist()),
         torch.from_numpy(between),
         torch.from_numpy(error),
     )
 
 
-def _stretches(count: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the number of the stretch of each sample, for stretches of 2, 4, 8, ... samples."""
+def _stretches(count: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield 2, 4, 8, ... and the number of the stretch of each sample, for such stretches."""
     length = 2
     while count >= FEWEST_STRETCHES * length:
-        yield np.arange(count) // length
+        yield length, np.arange(count) // length
         length *= 2
 
 
-def _largest(
+def _correlations(
     rows: Numbers, variances: Numbers, groupings: Sequence[NDArray[np.int64]]
 ) -> tuple[Numbers, Numbers]:
-    """Return the largest correlation within groups, by direction.
+    """Return the correlation within groups, shape (groupings, directions).
 
-    And for how many samples one independent sample stands, at least 1. A grouping counts if chance
-    does not explain what some direction has, or all together. It counts with all directions then:
-    if one of them resembles, few samples do not acquit the others.
+    And for how many samples one independent sample stands, at least 1, by direction. A grouping
+    counts if chance does not explain what some direction has, or all together. It counts with all
+    directions then: if one of them resembles, few samples do not acquit the others.
 
     Args:
         rows: Shape (samples, directions).
         variances: Of each direction, before it was scaled.
         groupings: Ways to group the samples: the number of the group of each, shape (samples,).
     """
-    largest, crowd = np.zeros_like(variances), np.ones_like(variances)
+    found, crowd = np.zeros((len(groupings), len(variances))), np.ones_like(variances)
     together = variances.sum() ** 2 / np.square(variances).sum()  # directions of equal variance
     # All tests together are wrong as rarely as that.
     rare = CONSTANTS.rare / (2 * max(1, len(groupings)))
-    for number in groupings:
+    for place, number in enumerate(groupings):
         between, within, size = _variances(rows, number)
         groups = int(number.max()) + 1
         freedom = np.array([groups - 1, len(rows) - groups])
         alone = _exceeds_chance(between, within, freedom, rare / len(variances))
         all_ = _exceeds_chance(between @ variances, within @ variances, freedom * together, rare)
         if alone.any() or all_:
-            correlation = _correlation(between, within, size)
+            found[place] = _correlation(between, within, size)
             alike = np.square(np.bincount(number)).sum() / len(rows)  # in the group of a sample
-            largest = np.maximum(largest, correlation)
-            crowd = np.maximum(crowd, alike / design_effect(alike, correlation))
-    return largest, crowd
+            crowd = np.maximum(crowd, alike / design_effect(alike, found[place]))
+    return found, crowd
 
 
 def intraclass_correlation(rows: Numbers, number: NDArray[np.int64]) -> Numbers:

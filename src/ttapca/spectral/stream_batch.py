@@ -79,6 +79,8 @@ class StreamBatch:
         traced: Whether all streams are rows of tables, for an exporter; see
             `ttapca.serving.stateful_network`.
         resemblance: How far images of a stream resemble each other, from 0 to 1, by its number.
+        alike: The same by group, shape (groups,), 0 if no source image looks like the group; None
+            if no stream has images that resemble each other.
         settle_layers: Set by statistics that follow streams.
     """
 
@@ -111,6 +113,7 @@ class StreamBatch:
         self.chains: list[ChainState] | None = None
         self.alarms: dict[int, AlarmState] = {}
         self.resemblance: dict[int, float] = {}
+        self.alike: Tensor | None = None
         self.settle_layers: SettleLayers | None = None
         self.implausible: Tensor | None = None
         self._conditions = [state.conditions for state in self.states]
@@ -393,11 +396,23 @@ class StreamBatch:
 
     def as_resembling(self, spectrum: Spectrum) -> Spectrum:
         """Count images of streams for less if they resemble each other; a row for each group."""
-        if not any(self.resemblance.values()):
+        if self.alike is None:
             return spectrum
-        alike = torch.tensor([self.resemblance.get(stream, 0.0) for stream, _ in self.groups])
-        most = design_effect(spectrum.samples, alike.to(spectrum.samples))
+        most = design_effect(spectrum.samples, self.alike)
         return replace(spectrum, independent=spectrum.independent.minimum(most))
+
+    def note_resemblance(self, possible: Callable[[], Tensor]) -> None:
+        """Note how far the images of each group resemble each other, if that is possible.
+
+        Args:
+            possible: Returns whether a single source image could look like all of a group, shape
+                (groups,). If none could, images are alike by what has happened to them.
+        """
+        self.alike = None
+        if any(self.resemblance.values()):
+            found = [self.resemblance.get(stream, 0.0) for stream, _ in self.groups]
+            alike = torch.tensor(found, dtype=torch.float64)
+            self.alike = torch.where(possible(), alike, 0.0)
 
     def independent_samples(self, samples: Tensor) -> Tensor:
         """Return how many of a filter's samples of each group are independent, shape (groups,)."""
