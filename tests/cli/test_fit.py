@@ -217,4 +217,4 @@ def test_what_has_no_other_size(place: Path, words: str, command) -> None:
     assert "--any-size has no meaning for `own:mean`: your own network is given images" in told
     torch.save(build("cct-2", classes=2).state_dict(), place / "cct.pth")
     told = command("eval cct.pth --normalise none --data both --any-size", 2).err
-    assert "CompactTransformer takes those of 3x32x32 only. Resize the images" in told
+    assert "CompactTransformer takes images of 3x32x32 only: it does not average" in told

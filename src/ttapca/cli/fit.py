@@ -93,6 +93,7 @@ def fit(
             "images": fitted.n_samples_,
             "accuracy": fitted.accuracy_,
             "singular_value_error": fitted.singular_value_error_,
+            "visible_shift": {count: fitted.visible_shift(count) for count in (1, 100)},
             "chosen": chosen,
             "seconds": seconds,
         }
@@ -128,6 +129,8 @@ def _print(fitted: FittedFilter, to: Path, chosen: str, seconds: float) -> None:
         f"{fitted.space_in_words()} hold {100 * variance:.2f} % of the variance of "
         f"{fitted.n_samples_:,} images; {fitted.accuracy_}  ({seconds:.1f} s)\n"
         f"  images: {chosen}\n"
+        "  sure of a shift if the variance of a band changes by a factor of "
+        f"{fitted.visible_shift(100):.2g} in 100 images, of {fitted.visible_shift(1):.2g} in one\n"
         f"  with learned gains it {fitted.loss_in_words()}"
     )
     if not fitted.basis.principal:
