@@ -247,7 +247,7 @@ def test_images_that_cannot_be_had_stop_the_run_before_it_starts(results: Result
     # too large for the photographs of frost that ship
     subject.source.clean = replace(clean, images=np.tile(clean.images, (1, 8, 8, 3)))
     plan = small_plan(methods=("source",), corruptions=("fog", "frost"))
-    with pytest.raises(DataNotFoundError, match="Frost needs photographs"):
+    with pytest.raises(DataNotFoundError, match="Frost needs a folder of photographs"):
         run(expand(plan, subject), subject, results)
     assert results.rows() == []
 

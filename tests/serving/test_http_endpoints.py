@@ -62,7 +62,7 @@ def test_predict_adapts_and_shadow_answers_as_the_bare_network(
     given = noisy(images[:200])
     on = ok(client.predict("on", given), api_models.PredictAnswer)
     assert on["adapted"]
-    assert on["health"]["shift"] > 0.9
+    assert on["health"]["shift"] > 0.7
     assert on["health"]["adapted_share"] == 1
 
     ok(client.ask("PUT", "/v1/streams/shadow", json={"mode": "shadow"}), StreamStatus)

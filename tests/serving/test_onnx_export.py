@@ -211,7 +211,7 @@ def test_the_streams_are_what_their_names_say(
             assert (health.ordered > 0.5) == ("sorted" in name), name
             assert (health.outliers > 0.01) == ("speckled" in name), name
         with torch.no_grad():
-            assert float((logits - digits_network(streams[name])).abs().max()) > 0.5, name
+            assert float((logits - digits_network(streams[name])).abs().max()) > 0.1, name
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -313,7 +313,7 @@ def test_a_broken_image_leaves_its_stream_and_others_as_they_were(
                 continue
             assert_same(logits[place, 0], own[taken[place]])
             taken[place] += 1
-    assert shift[0] > 0.5
+    assert shift[0] > 0.2
     assert taken == [27, 40]
 
 

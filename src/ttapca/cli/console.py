@@ -222,7 +222,7 @@ def on_the_command_line(text: str) -> str:
 def _option(found: re.Match[str]) -> str:
     name, value = found[1] or found[3], found[2] or found[4]
     if name == "outputs":  # the value makes the meaning clear
-        return f"--outputs {value.strip(QUOTE) or 'KIND'}"
+        return f"--outputs {(value or '').strip(QUOTE) or 'KIND'}"
     if name in OPTIONS:
         return f"{OPTIONS[name]} {value}" if found[4] else OPTIONS[name]
     return f"--option {name}={value or 'VALUE'}"

@@ -62,6 +62,7 @@ def information_maximisation(logits: Tensor) -> Tensor:
     """Return the mean entropy minus the entropy of the mean prediction; see `SHOT`.
 
     Example:
+        >>> import torch
         >>> round(information_maximisation(torch.tensor([[9.0, 0.0], [0.0, 9.0]])).item(), 2)
         -0.69
     """

@@ -74,8 +74,9 @@ class Resemblance:
         """Return for how many independent samples those of a stream count, on average."""
         if self.between is None:
             return samples
-        found = [self.correlations[self._nearest(each)] for each in samples.tolist()]
-        return design_effect(samples, samples.new_tensor(found))
+        lengths, correlations = map(samples.new_tensor, (self.lengths, self.correlations))
+        ratios = samples.clamp(min=1).log()[..., None] - lengths.log()
+        return design_effect(samples, correlations[ratios.abs().argmin(-1)])
 
     @property
     def correlation(self) -> float:
