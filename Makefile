@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo serve cifar10 cifar100 test test-elsewhere lowest newest pythons lint types contracts unit format bench docs release clean
+.PHONY: help install demo serve cifar10 cifar100 test started test-quick test-elsewhere lowest newest pythons lint types contracts unit format bench docs release clean
 
 help:
 	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
@@ -36,7 +36,15 @@ serve: $(STAMP)
 cifar10 cifar100: $(STAMP)
 	$(BIN)/ttapca reproduce $@ $(MODEL) $(if $(QUICK),--quick) $(OPTIONS)
 
-test: lint types contracts docs unit
+test: started lint types contracts docs unit
+
+started:
+	@echo "All checks take some nine minutes on two quiet cores, seven of them the tests; make test-quick takes one or two."
+
+#   make test-quick  lint, and the quick tests of the mathematics and of the methods, for the inner loop
+test-quick: $(STAMP) lint
+	$(BIN)/pytest -q -m 'not slow' --numprocesses auto --maxprocesses 4 --dist loadfile \
+	    tests/spectral tests/support tests/engines tests/test_golden.py tests/test_walks.py tests/test_names.py tests/methods/test_methods.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
