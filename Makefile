@@ -39,7 +39,7 @@ cifar10 cifar100: $(STAMP)
 test: started lint types contracts docs unit
 
 started:
-	@echo "All checks take some nine minutes on two quiet cores, seven of them the tests; make test-quick takes one or two."
+	@echo "All checks take some nine minutes on two quiet cores, seven of them the tests; make test-quick takes one."
 
 #   make test-quick  lint, and the quick tests of the mathematics and of the methods, for the inner loop
 test-quick: $(STAMP) lint
