@@ -75,19 +75,18 @@ class Resemblance:
         """Return for how many independent samples those of a stream count, on average."""
         if self.between is None:
             return samples
-        lengths, correlations = map(samples.new_tensor, (self.lengths, self.correlations))
-        ratios = samples.clamp(min=1).log()[..., None] - lengths.log()
-        return design_effect(samples, correlations[ratios.abs().argmin(-1)])
+        correlations = samples.new_tensor(self.correlations)
+        return design_effect(samples, correlations[self._nearest(samples)])
 
     @property
     def correlation(self) -> float:
         """The largest of the correlations; 0 if nothing resembles."""
         return max(self.correlations, default=0.0)
 
-    def _nearest(self, samples: float) -> int:
-        """Return the place of the length that is nearest to a number of samples, by their ratio."""
-        ratios = [abs(math.log(max(samples, 1.0) / length)) for length in self.lengths]
-        return ratios.index(min(ratios))
+    def _nearest(self, samples: Tensor) -> Tensor:
+        """Return the place of the length that is nearest to each number of samples, by ratio."""
+        lengths = samples.new_tensor(self.lengths)
+        return (samples.clamp(min=1).log()[..., None] - lengths.log()).abs().argmin(-1)
 
     def excess(self, samples: int) -> Tensor | None:
         """Return what resemblance adds to the covariance of the mean of so many samples.
@@ -97,7 +96,8 @@ class Resemblance:
         """
         if self.between is None or self.error is None:
             return None
-        return self.between[self._nearest(samples)] * (1 - 1 / samples) + self.error
+        place = self._nearest(torch.tensor(samples, dtype=torch.float64))
+        return self.between[place] * (1 - 1 / samples) + self.error
 
     def told(self, constants: Constants) -> Constants:
         """Return the constants with what is measured in place of what is supposed."""
@@ -219,8 +219,8 @@ def _correlations(
         groups = int(number.max()) + 1
         freedom = np.array([groups - 1, len(rows) - groups])
         alone = _exceeds_chance(between, within, freedom, rare / len(variances))
-        all_ = _exceeds_chance(between @ variances, within @ variances, freedom * together, rare)
-        if alone.any() or all_:
+        jointly = _exceeds_chance(between @ variances, within @ variances, freedom * together, rare)
+        if alone.any() or jointly:
             found[place] = _correlation(between, within, size)
             alike = np.square(np.bincount(number)).sum() / len(rows)  # in the group of a sample
             crowd = np.maximum(crowd, alike / design_effect(alike, found[place]))
