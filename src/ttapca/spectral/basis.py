@@ -1,12 +1,9 @@
 """The directions along which a filter scales: the contract of all bases, and the plain kind.
 
-A basis leads from samples to components and back. A *sample* is a tensor at a layer, flattened to d
-numbers and centred; it has one *component* along each direction. `Dense` sits on the output of any
-layer, `Folded` on the input of an affine layer, and `Cosine` on the input or output of a layer for
-images. Code that uses a basis never asks which kind it is.
-
-A further kind is a class in a file of its own, its entry in `ttapca.spectral.basis_choice`, a route
-in `ttapca.fitting.routes` that finds it, and its cost in `ttapca.fitting.plan`.
+A *sample* is a tensor at a layer, flattened to d numbers and centred; it has one *component* along
+each direction. A further kind of basis is a class in a file of its own, its entry in
+`ttapca.spectral.basis_choice`, a route in `ttapca.fitting.routes`, and its cost in
+`ttapca.fitting.plan`.
 """
 
 from __future__ import annotations
@@ -39,10 +36,7 @@ class BasisCost(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorForm:
-    """The rule for a tensor in a saved filter; `words` describe its check `holds`.
-
-    Without a `dtype` it is a matrix in the precision in which the filter is stored.
-    """
+    """The rule for a tensor in a saved filter; without a `dtype` it has the filter's precision."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None = None
@@ -111,10 +105,7 @@ class Basis(nn.Module, abc.ABC):
     def check_layer(
         self, layer: nn.Module, name: str, shape: tuple[int, ...], output_size: int
     ) -> None:
-        """Raise `AttachError` unless a filter for samples of this shape can sit at the layer.
-
-        At the fit, a sample of the layer's output had `output_size` numbers.
-        """
+        """Raise `AttachError` unless a filter of these shapes can sit at the layer."""
 
     def check_shape(self, shape: tuple[int, ...], fitted: tuple[int, ...]) -> None:
         """Raise `ShapeError` unless samples of this shape can be filtered, as `fitted` ones can."""
@@ -262,11 +253,11 @@ def _has_unit_columns(matrix: Tensor) -> bool:
 def _half_product(row: Tensor, matrix: Tensor | None) -> Tensor | None:
     """Multiply a single sample by the transpose of a float16 matrix: (1, n) and (m, n) to (1, m).
 
-    The time for a single sample goes into reading the matrix, and float16 is half as much to read.
-    None if float32 must be used: for batches, under gradients, while a model is compiled, on other
-    devices than the CPU, and for numbers that float16 cannot hold.
+    None if float32 must be used: for batches, under gradients, on other devices than the CPU, while
+    a model is compiled, and for numbers that float16 cannot hold.
     """
-    # While a model is exported, the number of rows must not be looked at.
+    # Reading the matrix takes most of the time, and float16 is half as much to read. While a model
+    # is exported, the number of rows must not be looked at.
     if matrix is None or torch.compiler.is_compiling() or len(row) != 1 or torch.is_grad_enabled():
         return None
     # `.to(...)` may have moved or widened the matrix.

@@ -55,14 +55,6 @@ def acts_on_input(
     It should if the layer is affine and its input is smaller than its output, or is the images that
     the model is given: there cosines serve even if matrices would be too large, and single wrong
     pixels can be seen. The patch embedding of a transformer is such a layer.
-
-    Example:
-        >>> patches = nn.Conv2d(3, 768, 16, stride=16)
-        >>> image = (3, 224, 224)
-        >>> acts_on_input(patches, image, (768, 14, 14), image)
-        True
-        >>> acts_on_input(nn.Linear(768, 768), (196, 768), (196, 768), image)
-        False
     """
     if input_shape is None or not is_affine(layer):
         return False
@@ -71,10 +63,7 @@ def acts_on_input(
 
 
 def cosines_serve(shape: tuple[int, ...], data_shape: tuple[int, ...] | None) -> bool:
-    """Return whether cosines do as well as principal components for samples of this shape.
-
-    They do for the images that a model is given, unless these are small.
-    """
+    """Return whether cosines do as well as principal components: for a model's larger images."""
     return takes_images(shape, data_shape) and has_cosines(shape) and math.prod(shape) > SMALL
 
 
@@ -87,10 +76,7 @@ def usual_basis(
     *,
     asked: bool = True,
 ) -> tuple[type[Basis], tuple[int, ...]]:
-    """Return the kind of basis that `ttapca.fit` finds by default, and the shape it filters.
-
-    The number of components counts if it was `asked` for; without, images have all cosines.
-    """
+    """Return the kind of basis that `ttapca.fit` finds by default, and the shape it filters."""
     kind: type[Basis] = Dense
     shape = output_shape
     at_input = acts_on_input(layer, input_shape, output_shape, data_shape)

@@ -1,11 +1,8 @@
-"""What is normal: how much the spectrum of source images varies, for a batch of any size.
+"""How much the spectrum of source images varies without a shift, for a batch of any size.
 
-Variances of single components are noisy, so components are grouped in *bands*, one per doubling.
-The energy of an image in a band is the mean of component^2 / source variance, on average 1.
-
-From the band energies of some source images, batches of any size are drawn many times. They show
-how the logarithm of a batch's mean energy is distributed without a shift. So one rule serves a
-single image, whose spectrum says little, and two hundred images, whose mean says much.
+Components are grouped in *bands*, one per doubling. The energy of an image in a band is the mean of
+component^2 / source variance, on average 1. From the band energies of source images, batches of any
+size are drawn many times, which show how the logarithm of a batch's mean energy is distributed.
 """
 
 from __future__ import annotations
@@ -36,14 +33,10 @@ TINY = 1e-12  # in place of zero, which has no logarithm and divides nothing
 
 
 def band_edges(n_components: int) -> list[int]:
-    """Return where bands begin and end: band k holds components edges[k] to edges[k + 1] - 1.
+    """Return the edges of bands: band k holds components edges[k] to edges[k + 1] - 1.
 
-    There is one band per doubling, which makes 12 bands of 3,072 components. More bands were not
-    better at any batch size (docs/closed-form-evidence.md).
-
-    Example:
-        >>> band_edges(12)
-        [0, 1, 3, 7, 12]
+    There is one band per doubling: [0, 1, 3, 7, 12] for 12 components. More bands were not better
+    at any batch size (docs/closed-form-evidence.md).
     """
     return [*(2**band - 1 for band in range(n_components.bit_length())), n_components]
 
@@ -61,13 +54,11 @@ def averaging_matrix(edges: list[int]) -> Tensor:
 
 
 def spreading_matrix(edges: list[int]) -> Tensor:
-    """Return the matrix that spreads band values over components, shape (bands, components).
-
-    Between the centres of two bands the value changes linearly in the logarithm of the component's
-    number, so that neighbouring components have similar gains.
-    """
+    """Return the matrix that spreads band values over components, shape (bands, components)."""
     if len(edges) == 2:
         return torch.ones(1, edges[-1])
+    # Between the centres of two bands the value changes linearly in the logarithm of the
+    # component's number, so that neighbouring components have similar gains.
     right, share = _between_centres(edges)
     spread = torch.zeros(len(edges) - 1, edges[-1], dtype=torch.float64)
     column = torch.arange(edges[-1])
@@ -95,23 +86,14 @@ def _between_centres(edges: list[int]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class NormalRange:
-    """The log energies of source batches of one size, or with a leading dimension of several sizes.
+    """The log energies of source batches of one size, or of several along a first dimension."""
 
-    Attributes:
-        mean: Of the log energies, shape (bands,).
-        precision: Inverse of their covariance, shape (bands, bands).
-        reach: `distance` within which nothing has surely shifted, a number.
-        middle: `distance` that most of them have at most, a number.
-        low: Lower end of the range in which log energies change nothing, shape (bands,).
-        high: Upper end of it, shape (bands,).
-    """
-
-    mean: Tensor
-    precision: Tensor
-    reach: Tensor
-    middle: Tensor
-    low: Tensor
-    high: Tensor
+    mean: Tensor  # of the log energies, shape (bands,)
+    precision: Tensor  # inverse of their covariance, shape (bands, bands)
+    reach: Tensor  # `distance` within which nothing has surely shifted, a number
+    middle: Tensor  # `distance` that most of them have at most, a number
+    low: Tensor  # lower end of the range in which log energies change nothing, shape (bands,)
+    high: Tensor  # its upper end
 
     @classmethod
     def stacked(cls, several: Sequence[NormalRange]) -> NormalRange:
@@ -123,20 +105,12 @@ class NormalRange:
         return NormalRange(*map(convert, vars(self).values()))
 
     def distance(self, log_energy: Tensor) -> Tensor:
-        """Return squared Mahalanobis distance / number of bands, (..., bands) to (...).
-
-        It is near 1 for source batches.
-        """
+        """Return squared Mahalanobis distance / number of bands, (..., bands) to (...)."""
         away = log_energy - self.mean
         return ((away[..., None, :] @ self.precision)[..., 0, :] * away).mean(-1)
 
     def judged(self, log_energy: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how surely batches have shifted, and how unusual they are, both of shape (...).
-
-        Certainty is 0 within reach of source batches, and up to 1 beyond. Being unusual is 0 for
-        the nearer ones of them, up to 1: it says less and says it sooner, for effects that do
-        little harm.
-        """
+        """Return how surely batches have shifted, and how unusual they are, from 0 to 1: (...)."""
         distance = self.distance(log_energy).clamp(min=TINY)
         certainty, unusual = 1 - self.reach / distance, 1 - self.middle / distance
         return certainty.clamp(min=0), unusual.clamp(min=0)
@@ -148,31 +122,21 @@ class NormalRange:
 
 @dataclass(frozen=True, eq=False)
 class Normality:
-    """How the log energies of source batches of one size are distributed.
+    """How the log energies of source batches of one size are distributed."""
 
-    Attributes:
-        log_energies: Log energies of the drawn batches, sorted per band, shape (draws, bands).
-        mean: Their mean, shape (bands,).
-        extremes: For each drawn batch, the width of the smallest central range that holds it in all
-            bands: 0 is the median alone, 1 the whole range. Sorted, shape (draws,).
-        precision: Inverse of their covariance, shape (bands, bands).
-        distances: `NormalRange.distance` of each drawn batch, sorted, shape (draws,).
-        constants: See `ttapca.spectral.constants`.
-    """
-
-    log_energies: Tensor
-    mean: Tensor
+    log_energies: Tensor  # of the drawn batches, sorted per band, shape (draws, bands)
+    mean: Tensor  # of these, shape (bands,)
+    # For each drawn batch, the width of the smallest central range that holds it in all bands: 0 is
+    # the median alone, 1 the whole range. Sorted, shape (draws,).
     extremes: Tensor
-    precision: Tensor
-    distances: Tensor
+    precision: Tensor  # inverse of their covariance, shape (bands, bands)
+    distances: Tensor  # `NormalRange.distance` of each drawn batch, sorted, shape (draws,)
     constants: Constants = CONSTANTS
+    # By share: quantiles are slow for a single image.
     _ranges: dict[float, NormalRange] = field(default_factory=dict, repr=False)
 
     def normal_range(self, threshold: float) -> NormalRange:
-        """Return the range that holds this share of source batches in all bands.
-
-        At 0 it is the median alone. It is cached, because quantiles are slow for a single image.
-        """
+        """Return the range that holds this share of source batches in all bands."""
         if threshold not in self._ranges:
             share = float(torch.quantile(self.extremes, threshold)) if threshold else 0.0
             ends = torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=torch.float64)
@@ -201,23 +165,7 @@ class Normality:
 
 
 class SourceSpectrum:
-    """Band energies of source images.
-
-    Args:
-        energies: Mean of component^2 / variance in every band, shape (images, bands).
-        constants: See `ttapca.spectral.constants`.
-        resemblance: How far these images resemble each other; None if they do not.
-
-    Raises:
-        NotEnoughDataError: There are fewer than two images.
-
-    Example:
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> source = SourceSpectrum(torch.randn(400, 3, generator=generator).square())
-        >>> one, many = source.batches_of(1), source.batches_of(100)
-        >>> bool((many.log_energies.std(0) < one.log_energies.std(0)).all())
-        True
-    """
+    """Band energies of source images, (images, bands), with how far these resemble each other."""
 
     def __init__(
         self,
@@ -246,11 +194,9 @@ class SourceSpectrum:
     def batches_of(self, size: float, leeway: Tensor | None = None) -> Normality:
         """Return the distribution of log energies for source batches of this many images.
 
-        Args:
-            size: At least 1, and limited to the images there are. From 32 on it is rounded down by
-                a few per cent, so that a growing count does not need new draws each time.
-            leeway: Harmless changes of images, rounded, shape (kinds, bands). Each row is added to
-                the log energies of a drawn batch, times a drawn share from 0 to 1.
+        The size is limited to the images there are. `leeway` holds harmless changes of images,
+        (kinds, bands): each is added to the log energies of a drawn batch, times a drawn share from
+        0 to 1.
         """
         rounded = self._rounded(size)
         if leeway is None or not bool(leeway.any()):
@@ -266,15 +212,13 @@ class SourceSpectrum:
         return self._with_leeway[key]
 
     def _rounded(self, size: float) -> int:
+        # By a few per cent, so that a growing count does not need new draws each time.
         whole = max(1, min(round(size), len(self.energies)))
         step = 1 << max(0, whole.bit_length() - 5)
         return whole // step * step
 
     def normal_ranges(self, sizes: Tensor, threshold: float, leeway: Tensor) -> NormalRange:
-        """Return the range of each stream; see `batches_of` and `Normality.normal_range`.
-
-        Sizes have the shape (streams,), leeways (streams, kinds, bands).
-        """
+        """Return the range of each stream, with leeways of shape (streams, kinds, bands)."""
         if len(sizes) == 1:  # one range broadcasts as it is
             return self.batches_of(float(sizes), leeway[0]).normal_range(threshold)
         if bool(leeway.any()):
@@ -329,15 +273,13 @@ class SourceSpectrum:
         return Normality(*shown, self._constants)
 
     def _of_groups(self, size: int, draws: int) -> Tensor | float:
-        """Return by how much drawn batches differ since images of a group resemble each other.
-
-        How groups vary is known from few of them, so that they follow Student's distribution.
-        """
+        """Return by how much drawn batches differ since images of a group resemble each other."""
         known = self._resemblance
         excess = None if known is None else known.excess(size)
         if known is None or excess is None:
             return 0.0
         values, vectors = torch.linalg.eigh(excess)
+        # How groups vary is known from few of them, so that they follow Student's distribution.
         generator = torch.Generator().manual_seed(SEED)
         drawn = torch.randn(draws, len(values), generator=generator, dtype=torch.float64)
         freedom = max(2.0, known.independent - 1)
@@ -348,12 +290,10 @@ class SourceSpectrum:
     def _uncertainty(self, draws: int, bands: int, size: int) -> Tensor:
         """Return by how much farther away new batches may seem, shape (draws, 1).
 
-        How the images vary is known from these images. With n of them, the squared distance of a
-        new batch is (n - 1) / chi squared with n - bands degrees of freedom times as large as if
-        that was known (Hotelling, 1931): 1.1 on average for 100 images and 8 bands.
-
-        The mean energy of several images is ruled by the largest ones. If energies have a kurtosis
-        of k, their variance is known as that of 2 n / (k - 1) normal numbers is.
+        How the images vary is known from n images. So the squared distance of a new batch is (n -
+        1) / chi squared with n - bands degrees of freedom times as large (Hotelling, 1931). The
+        mean energy of several images is ruled by the largest: with a kurtosis of k, its variance is
+        known as that of 2 n / (k - 1) normal numbers is.
         """
         images, generator = self._independent, np.random.default_rng(SEED)
         factor = (images - 1) / generator.chisquare(max(2, images - bands), draws)

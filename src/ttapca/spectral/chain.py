@@ -1,33 +1,25 @@
-"""The classes of a stream as a hidden Markov chain, in order of arrival.
-
-A camera sees one class for minutes, a shuffled test set never the same twice in a row. Predictions
-show which kind a stream is, and the class of an image whose neighbours are known. The chain infers
-both, image by image, without labels.
+"""The classes of a stream as a hidden Markov chain, in order of arrival, inferred without labels.
 
 **Regimes.** With s the network's probabilities of an image, u the shares of classes in the source,
 v those in recent predictions, and w those in the stream, unless the network itself favours them
 (expectation maximisation with w as prior, after Saerens et al., 2002):
 
 - *runs* (h, e): a class stays with probability 1 - h, and is drawn from u otherwise. With
-probability e the prediction says nothing: p(x | k) / p(x) = (1 - e) s_k / u_k + e. - *no order*
-(b): each class is drawn from u, and the network favours v, though the stream does not: p(x | k) /
-p(x) = (1 - b) s_k / u_k + b v.(s / u). Outputs stay as they are. - *few classes* (a): no order
-either, but each class is drawn from q = (1 - a) u + a w, and an image says s_k / u_k.
+  probability e the prediction says nothing: p(x | k) / p(x) = (1 - e) s_k / u_k + e.
+- *no order* (b): each class is drawn from u, and the network favours v, though the stream does not:
+  p(x | k) / p(x) = (1 - b) s_k / u_k + b v.(s / u). Outputs stay as they are.
+- *few classes* (a): each class is drawn from q = (1 - a) u + a w, and an image says s_k / u_k.
 
-The grid of h, e, b and a is fixed; the chain keeps the probability of every regime and class. A
-regime is drawn anew once in `regime_memory` images.
-
-**Pairs.** A network that collapses predicts one class, and so does a network that sees one class.
-The distance of neighbouring images tells them apart (`ttapca.spectral.source_classes`).
+The chain keeps the probability of every regime of a fixed grid, and of every class. Pairs of images
+tell a network that collapses from one that sees one class (`ttapca.spectral.source_classes`).
 
 **One step.** With L the likelihood ratio of the pair, z the probabilities before it, and pi the
 prior times q,
 
     T z = (1 - 1 / memory) [((1 - h) L + h q (L - 1)) z + h q sum_k z] + pi sum z / memory
 
-T is reversible: messages from later images obey the same recursion, started from pi. So one loop
-runs forward and backward over a batch. Arrays have a leading dimension of streams, and are numpy's:
-its calls take a microsecond, and a step has few numbers.
+T is reversible: messages from later images obey the same recursion, started from pi. Arrays have a
+leading dimension of streams, and are numpy's, whose calls take a microsecond.
 """
 
 from __future__ import annotations
@@ -105,17 +97,10 @@ class ChainReading:
     def counts(self, likeness: Numbers, before: Numbers, renewed: Numbers) -> Numbers:
         """Return for how many independent images each counts, (streams, images, layers).
 
-        By the design effect of cluster sampling, l images of one class are worth g(l) = l / (1 + (l
-        - 1) ICC) independent ones, so that the image at place l of its run adds g(l) - g(l - 1). If
-        old images are forgotten, it also takes the place of its share of them, r g(l - 1): a run
-        that never ends keeps its worth. A stream of few classes in no order is one cluster of
-        images that are less alike.
-
-        Args:
-            likeness: ICC, the intraclass correlation of each layer, shape (layers,).
-            before: Recent images of each stream before these, shape (streams,).
-            renewed: r, the share of older images that is forgotten with each image, shape
-                (streams,).
+        The image at place l of its run adds g(l) - g(l - 1), with g the `design_effect` for ICC the
+        likeness of each layer, (layers,). It also takes the place of the share r of older images
+        that is `renewed`, (streams,): r g(l - 1). A stream of few classes in no order is one
+        cluster of images that are less alike, after the recent images `before`, (streams,).
         """
 
         def added(place: Numbers, alike: Numbers) -> Numbers:
@@ -132,36 +117,16 @@ class ChainReading:
 
 
 def design_effect(images: AnyNumber, likeness: AnyNumber) -> AnyNumber:
-    """Return how many independent images a run of `images` is worth, g(l) above.
-
-    Example:
-        >>> design_effect(np.array([1.0, 2.0, 100.0]), np.array([0.5, 1.0, 0.0])).tolist()
-        [1.0, 1.0, 100.0]
-    """
+    """Return how many independent images a run of `images` is worth: l / (1 + (l - 1) ICC)."""
     others = images - 1
     found: AnyNumber = images / (1 + others * (others > 0) * likeness)
     return found
 
 
 class ClassChain:
-    """The chain for the streams of one network.
+    """The chain for the streams of one network, with source shares of shape (classes,).
 
-    Args:
-        shares: Share of each class in the source, shape (classes,).
-        constants: See `ttapca.spectral.constants`.
-        ordered: Whether streams surely have runs: there are no other regimes then.
-
-    Attributes:
-        xp: The library whose arrays it reads: numpy, or see `computing_with`.
-
-    Example:
-        >>> chain = ClassChain(np.full(4, 0.25))
-        >>> predicted = np.full((1, 24, 4), 0.02)
-        >>> predicted[:, :12, 1] = predicted[:, 12:, 2] = 0.94  # two classes, twelve times each ...
-        >>> predicted[:, 6] = [0.4, 0.3, 0.2, 0.1]  # ... and perhaps once another one
-        >>> state, reading = chain.read(chain.start(), predicted)
-        >>> int(reading.outputs[0, 6].argmax()), bool(reading.ordered[0] > 0.9)
-        (1, True)
+    If streams are surely `ordered`, there are no regimes but runs.
     """
 
     def __init__(
@@ -192,10 +157,7 @@ class ClassChain:
         self._tiny = TINY
 
     def computing_with(self, xp: Any, convert: Callable[[Numbers], Any], tiny: float) -> ClassChain:
-        """Return the same chain for arrays of another library with the same functions, like torch.
-
-        `convert` makes one of its arrays, and `tiny` takes the place of a sum of zero in divisions.
-        """
+        """Return the same chain for arrays that `convert` makes, of a library such as torch."""
         other = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray) and value.dtype == np.float64:
@@ -244,13 +206,10 @@ class ClassChain:
     ) -> tuple[ChainState, ChainReading]:
         """Return the state of streams after some images, and the conclusions for these.
 
-        Args:
-            state: The state before.
-            predicted: Probabilities, shape (streams, images, classes).
-            log_pairs: For each image and the one before it, the logarithm of how much likelier
-                their distance is if both have one class, shape (streams, images). By default 0.
-            sizes: Number of images of each stream, from 1 on; by default all of them.
-            features: Features of each image, for the next pair, shape (streams, images, numbers).
+        `predicted` are probabilities, (streams, images, classes), and `sizes` the images of each
+        stream. `log_pairs`, (streams, images), says how much likelier each distance to the image
+        before is if both have one class. `features`, (streams, images, numbers), describe images
+        for the next pair.
         """
         streams, images, classes = predicted.shape
         most = max(1, LARGEST // (streams * len(self._redraw) * classes))
@@ -320,12 +279,11 @@ class ClassChain:
     def _messages(
         self, joint: Numbers, says: Numbers, pairs: Numbers, q: Numbers
     ) -> tuple[Numbers, Numbers, Numbers]:
-        """Return the messages of the forward and the backward recursion, of the shape of `says`.
+        """Return probabilities before images, likelihoods of later ones, and probabilities after.
 
-        These are probabilities before each image, likelihoods of the later images up to a factor,
-        and probabilities after each image. `joint` and `q`, the distribution that classes are drawn
-        from, have the shape (streams, regimes, classes), `says`, p(x | k) / p(x), the shape
-        (streams, images, regimes, classes), and the likelihood ratios of pairs (streams, images).
+        All have the shape of `says`, p(x | k) / p(x): (streams, images, regimes, classes). `joint`
+        and q have the shape (streams, regimes, classes), the likelihood ratios of pairs (streams,
+        images).
         """
         xp, (streams, images, _, _) = self.xp, says.shape
         keeps, start = self._keeps, self._prior[:, None] * q
@@ -363,11 +321,7 @@ class ClassChain:
         return ahead, behind, xp.stack(filtered, 1)
 
     def _emissions(self, predicted: Numbers, shares: Numbers, charge: Numbers) -> Numbers:
-        """Return p(x | k) / p(x) by error rate, then by bias, and last for few classes.
-
-        Shares are those of recent predictions, (streams, classes); the charge of few classes is a
-        factor, (streams,). The result has the shape (streams, images, rates + biases + 1, classes).
-        """
+        """Return p(x | k) / p(x), shape (streams, images, rates + biases + 1, classes)."""
         ratio = predicted.clip(min=LEAST_PROBABILITY)[:, :, None] / self.shares
         favoured = self.xp.einsum("stik,sk->st", ratio, shares)[..., None, None]
         errors, biases = self._errors[:, None], self._biases[:, None]
@@ -377,12 +331,10 @@ class ClassChain:
         return cast(Numbers, self.xp.concatenate([unsure, biased, few], 2))
 
     def _charge(self, counts: Numbers) -> Numbers:
-        """Return the charge of few classes for each image, in nats, shape (streams,).
-
-        Shares that were fitted to some images fit these better than others (Akaike, 1974). And a
-        network under a shift favours some classes a little, which looks like few classes; but a
-        stream of few classes is far from even.
-        """
+        """Return the charge of few classes for each image, in nats, shape (streams,)."""
+        # Shares that were fitted to some images fit these better than others (Akaike, 1974). And a
+        # network under a shift favours some classes a little, which looks like few classes; but a
+        # stream of few classes is far from even.
         fitted = (len(self.shares) - 1) / counts.sum(1).clip(min=1)
         uneven = self._alike(self._shares_of(counts)) / self.constants.uneven
         return cast(Numbers, fitted + self.constants.charge * (1 - uneven).clip(0, 1))

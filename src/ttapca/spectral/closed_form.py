@@ -1,10 +1,4 @@
-"""Gains in closed form: they follow from the spectrum of the test data, and nothing is learned.
-
-`ClosedFormGain` adds the components of a batch to the spectra of its streams, and applies the rule
-of `ttapca.spectral.closed_form_rule` to these. It does so for any number of streams: an adapter has
-one, a service many in a pass. `PulledGain` multiplies the result by a factor that gradient steps
-may learn.
-"""
+"""Gains in closed form: they follow from the spectrum of the test data, and nothing is learned."""
 
 from __future__ import annotations
 
@@ -46,33 +40,12 @@ WIENER = {"shrink": 1.0, "restore": CONSTANTS.restore}
 @register_gain("match", shrink=0.5, restore=0.5)
 @register_gain("two-sided")
 class ClosedFormGain(ClosedFormRule):
-    """Gains in closed form from the energies of streams.
+    """Gains in closed form from the energies of streams, one of an adapter or many of a service.
 
     A call with components adds these to their streams, if this pass counts, and returns the gains
-    for all samples so far. Older samples count less and less. If normalisation layers restore a
-    lost scale by themselves, only the rest of it is restored here.
-
-    Args:
-        source: Deviations and energies of the source components.
-        memory: Samples after which a sample counts 1 / e. A stream that the gain joins has its own.
-        states: Conditions of images that are told apart at most, each with gains of its own; see
-            `ttapca.spectral.conditions`. **options: Options of `ClosedFormRule`.
-
-    Attributes:
-        conditions: Tells conditions apart; None if it cannot.
-        number: Of the filter in its streams.
-
-    Raises:
-        OptionError: An option makes no sense, or the filter has no energies.
-
-    Example:
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> data = torch.randn(500, 3, generator=generator)
-        >>> energies = torch.stack([data[:, 0].square(), data[:, 1:].square().mean(1)], 1)
-        >>> ones = torch.ones(3)
-        >>> gain = ClosedFormGain(SourceComponents(ones, ones, energies, lambda: ones))
-        >>> bool((gain(3 * data[:50]) < 0.2).all())  # nine times the variance
-        True
+    for all samples so far. If normalisation layers restore a lost scale by themselves, only the
+    rest of it is restored here. Up to `states` conditions are told apart; other options are
+    `ClosedFormRule`'s.
     """
 
     def __init__(
@@ -147,11 +120,7 @@ class ClosedFormGain(ClosedFormRule):
         rest: Tensor | None = None,
         size: OtherSize | None = None,
     ) -> Tensor:
-        """Add a batch to its streams if this pass counts, and return the gains; see `Gain`.
-
-        Raises:
-            ShapeError: Samples of another size are exported.
-        """
+        """Add a batch to its streams if this pass counts, and return the gains; see `Gain`."""
         if components is None or self._is_frozen or not components.shape[0]:
             return self._gains_now()
         if size is not None and torch.compiler.is_exporting():
@@ -247,10 +216,7 @@ class ClosedFormGain(ClosedFormRule):
         return replace(found, rest_energy=energy, rest_mean=batch.group_means(rest, counts))
 
     def _of_each(self, values: Tensor, passed: float) -> Tensor:
-        """Return the row of the only group, or that of each sample of the last call.
-
-        Samples that pass as they are have the value `passed`.
-        """
+        """Return the row of the only group, or of each sample; `passed` for those that pass."""
         batch, length = self._batch, self._length
         if batch is None or self._is_frozen:
             return values[0]
@@ -310,11 +276,7 @@ class ClosedFormGain(ClosedFormRule):
     # Evidence --------------------------------------------------------------------------------
 
     def evidence_in(self, state: StreamState, skew: float = 0.0) -> Evidence | None:
-        """Return the evidence of a stream for a shift; None before its first batch.
-
-        If conditions are told apart, that of the surest one. `skew` is how surely its images are of
-        few classes, from 0 to 1, if that was not known when they came.
-        """
+        """Return the evidence of a stream's surest condition; None before its first batch."""
         seen = state.spectra[self.number].row(state.surest)
         samples = float(seen.samples)
         if not samples:
@@ -347,11 +309,7 @@ def _moments(batch: StreamBatch, values: Tensor, counts: Tensor) -> tuple[Tensor
 
 @register_gain("pulled", **WIENER)
 class PulledGain(ClosedFormGain):
-    """The closed form times a learned, bounded factor for each component.
-
-    Factors start at 1, stay between 1 / `limit` and `limit`, and are pulled back to 1 by
-    `ttapca.methods.wiener`.
-    """
+    """The closed form times learned factors between 1 / `limit` and `limit`, starting at 1."""
 
     def __init__(
         self, source: SourceComponents, *, limit: float = MULTIPLIER_LIMIT, **options: Any

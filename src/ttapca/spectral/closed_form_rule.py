@@ -56,11 +56,7 @@ Samples = TypeVar("Samples", float, Tensor)
 def independent_images(
     samples: Samples, skew: Samples, constants: Constants = CONSTANTS
 ) -> Samples:
-    """Return how many images of any class say as much as these.
-
-    Images of one class resemble each other: many of them say as little as a few of any class.
-    `skew` is how surely these are of few classes, from 0 to 1.
-    """
+    """Return how many images of any class say as much as these, surely of few classes by `skew`."""
     return samples / (1 + constants.likeness * skew * samples)
 
 
@@ -93,13 +89,7 @@ def two_sided_gain(
     restore: Tensor | float = 0.0,
     largest_ratio: float = 64.0,
 ) -> Tensor:
-    """Return the gains min(r, 1)^shrink clip(r, 1, largest_ratio)^restore, given log r.
-
-    Example:
-        >>> gains = two_sided_gain(torch.tensor([0.25, 1.0, 4.0]).log(), restore=0.5)
-        >>> [round(gain, 4) for gain in gains.tolist()]
-        [0.25, 1.0, 2.0]
-    """
+    """Return the gains min(r, 1)^shrink clip(r, 1, largest_ratio)^restore, given log r."""
     shrunk = shrink * log_ratio.clamp(max=0.0)
     restored = restore * log_ratio.clamp(0.0, math.log(largest_ratio))
     return shrunk.add_(restored).exp_()
@@ -112,30 +102,14 @@ def with_white_noise(
     samples: Tensor | float = 1.0,
     constants: Constants = CONSTANTS,
 ) -> Tensor:
-    """Return by how much log energies exceed those of the source, counting noise in every band.
+    """Return by how much log energies exceed the source's, (..., bands), with white noise in each.
 
-    White noise is equally strong in all components. In the last ones, where natural images have
-    hardly any variance, it stands out even in a single image; in the middle bands, one image does
-    not tell noise from detail. So the energy by which the last band exceeds the range of source
-    batches gives its level. That is a lower bound, since energy within the range does not count,
-    and no band may have more noise than energy: noise that is not white does not count either. If
-    noise makes up the share q of a band's energy, that band exceeds its own signal by -log(1 - q).
-
-    Args:
-        excess: Of log energies over the range of source batches, with sign, shape (..., bands).
-        log_energy: Logarithm of the energies, shape (..., bands).
-        noise: Energy of white noise of variance 1, shape (bands,).
-        samples: Images behind the energies, shape (...). All of the noise counts for one image,
-            and evenly less for more: beyond `prior`, each band shows its own noise.
-        constants: See `ttapca.spectral.constants`.
-
-    Example:
-        >>> noise = torch.tensor([1.0, 100.0, 1000.0])
-        >>> energy = 1 + 0.5 * noise
-        >>> highest = torch.tensor([2.0, 1.0, 1.0])  # the end of the range
-        >>> found = (energy / highest).log().clamp(min=0)
-        >>> [round(value, 2) for value in with_white_noise(found, energy.log(), noise).tolist()]
-        [0.4, 3.93, 6.22]
+    White noise of variance 1 has the energies `noise`, (bands,). It stands out in the last bands,
+    where images have hardly any variance, while one image does not tell it from detail in the
+    middle. The surplus of the last band gives its level, at most all energy of any band. If noise
+    makes up the share q of a band's energy, that band exceeds its own signal by -log(1 - q). All of
+    it counts for one sample, and evenly less for more: beyond `prior`, each band shows its own
+    noise.
     """
     fading = (torch.as_tensor(samples, dtype=excess.dtype) - 1) / constants.prior
     if not torch.compiler.is_exporting() and bool((fading >= 1).all()):
@@ -152,11 +126,7 @@ def with_white_noise(
 
 
 def class_reach(class_means: Tensor, shares: Tensor, variances: Tensor) -> Tensor:
-    """Return how far the mean of the farthest class lies, in squared deviations within classes.
-
-    Means are taken from the mean of all, (classes, components); shares have the shape (classes,),
-    variances over all classes (components,).
-    """
+    """Return how far the mean of the farthest class lies, in squared deviations within classes."""
     squares = class_means.square()
     # If few samples make a class look as far as all variance, something within must be left.
     within = (variances - shares @ squares).clamp(min=variances / 64)
@@ -189,22 +159,8 @@ def sure_share(
 
     The first term is how far a class may lie, the second the allowance for chance. Few samples do
     not tell v, so the source's variance counts for `prior` samples in it; and of the remainder, the
-    share (n - 1) / n counts.
-
-    Args:
-        square: Squared distance of the mean over source variance; all shapes must broadcast.
-        energy: Mean squared distance of samples from the source's mean, over source variance.
-        reach: See `allowed_reach`.
-        samples: Number of samples.
-        independent: Number of independent ones; fewer if samples resemble each other.
-        constants: See `ttapca.spectral.constants`.
-
-    Example:
-        >>> far = torch.tensor(25.0)
-        >>> sure_share(far, far + 1, torch.tensor(0.25), 100, 100).item() > 0.9
-        True
-        >>> sure_share(far, far + 1, torch.tensor(0.25), 1, 1).item()  # one image has no mean
-        0.0
+    share (n - 1) / n counts, n being the `independent` samples. `square` is m^2, and `energy` m^2 +
+    v.
     """
     # In place if possible: a large image has as many components as numbers.
     own = samples * (energy - square).clamp_(min=0)
@@ -221,19 +177,7 @@ class ClosedFormRule(Gain):
 
     In each band, only the part of the log energy outside the range of source batches of the same
     size counts. So a single image, whose energies vary much by nature, changes little unless it is
-    far off, and clean batches hardly change at all.
-
-    Args:
-        source: Deviations and energies of the source components.
-        shrink: Exponent if the test data have more variance than the source.
-        restore: Exponent if they have less.
-        largest_ratio: Larger ratios of variances count as this one.
-        threshold: Share of source batches whose gains are exactly 1; 0 trusts every batch.
-        center: Share of a sure shift of the mean that is removed, 0 to 1; see `sure_share`.
-        constants: See `ttapca.spectral.constants`.
-
-    Raises:
-        OptionError: An option makes no sense, or the filter has no energies.
+    far off, and clean batches hardly change at all. For the options see `ttapca.methods.wiener`.
     """
 
     keeps_rest = True
@@ -300,10 +244,7 @@ class ClosedFormRule(Gain):
         return torch.cat([bands, bands[:, -1:]], 1) if self.watches_rest else bands
 
     def scaling(self, seen: Spectrum, restore: Tensor | float | None = None) -> Scaling:
-        """Return the scaling for spectra of at least one sample in each row.
-
-        `restore` takes the place of the rule's own exponent; a number, or one for each row.
-        """
+        """Return the scaling for spectra of samples; `restore` replaces the rule's exponent."""
         normal = self.normal_ranges(seen.independent, seen.leeway)
         log_energy = self.log_energies(seen.energies, seen.rest_energy)
         shift, unusual = normal.judged(log_energy)
@@ -344,10 +285,7 @@ class ClosedFormRule(Gain):
         return usual.distance(log_energy) <= usual.reach
 
     def make_traceable(self) -> None:
-        """Do the same operations whatever the numbers, in float32, as exporters need it.
-
-        Normal ranges come from a table of all batch sizes, for images of the size of the fit.
-        """
+        """Do the same operations whatever the numbers, in float32, as exporters need it."""
         rows, table = self.normal.all_normal_ranges(self.threshold)
         self._table = rows, table.mapped(lambda each: each.to(self.variances))
         self._white_noise = self._white_noise.to(self.variances)
@@ -413,10 +351,7 @@ class ClosedFormRule(Gain):
         return torch.cat(parts, -1)
 
     def log_energies(self, energies: Tensor, rest: Tensor | None = None) -> Tensor:
-        """Return the logarithms of band energies, given energies of components, (..., components).
-
-        If the part outside the basis is watched, its energy, (...), is one more band, the last one.
-        """
+        """Return the logarithms of band energies, and last that of the rest if it is watched."""
         return self._with_rest(self.by_band(energies), rest).clamp(min=TINY).log()
 
     def _with_rest(self, bands: Tensor, rest: Tensor | None) -> Tensor:
@@ -433,11 +368,7 @@ class ClosedFormRule(Gain):
         outside: float = 1.0,
         leeway: Tensor | None = None,
     ) -> Evidence:
-        """Return the evidence of images, given their energies in bands, (bands,).
-
-        By default all images are independent. `outside` is the energy of the part outside the
-        basis, if that is watched, and `leeway` how resizing may have changed energies.
-        """
+        """Return the evidence of images by their energies in bands, (bands,), and outside."""
         normal = self.normal.batches_of(samples if independent is None else independent, leeway)
         log_energy = self._with_rest(energies, energies.new_tensor(outside)).clamp(min=TINY).log()
         p_value = float(normal.p_value(log_energy))

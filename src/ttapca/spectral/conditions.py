@@ -1,19 +1,15 @@
 """Which of several conditions each image of a stream has: noise, fog, none, and so on.
 
-One set of gains and statistics cannot serve a batch in which every image may have another
-condition. So a stream can have several *states*, one for each condition, and each image is served
-by the state that it is nearest to, by its appearance (`Appearances`).
+A stream can have several *states*, one for each condition, each with gains and statistics of its
+own. An image is served by the state that it is nearest to, by its appearance (`Appearances`).
 
 - **A new state** begins if the recent images of a state can be cut into two clearly separate
-groups. Two halves of a normal distribution keep 36 % of its variance, two halves of an even one 25
-%; the images of two conditions keep less than that. - **Back to normal.** An image that is much
-nearer to the source than to any state begins a state at once. - **A stranger** is farther from
-every state than any source image is from the source. It begins a state at once, so that a few
-broken images do not spoil another one. - **One condition at a time** is the common case: if the
-images of a batch are about as near to their own mean as each is to its nearest state, the whole
-batch belongs to one state.
-
-A condition that comes back finds its state again, unless that gave its place to a newer one.
+  groups. Two halves of a normal distribution keep 36 % of its variance; two conditions keep less.
+- **Back to normal.** An image much nearer to the source than to any state begins a state at once.
+- **A stranger** is farther from every state than any source image is from the source. It begins a
+  state at once, so that a few broken images do not spoil another one.
+- **One condition at a time** is the common case: a batch that is about as near to its own mean as
+  to its nearest states belongs to one state.
 """
 
 from __future__ import annotations
@@ -46,28 +42,10 @@ LEAST_DEVIATION = 1e-6
 
 
 class Appearances:
-    """Describes images in units of how source images vary.
+    """Describes images in units of how source images vary, given energies and textures of these.
 
-    An image is described by the logarithms of its band energies and textures
-    (`ttapca.spectral.image_statistics`), in units in which source images vary by 1 in every
-    direction. So the subject of an image counts little, and its condition much.
-
-    Args:
-        energies: Band energies of source images, shape (images, bands).
-        textures: Textures of the same images, shape (images, numbers), if they have any.
-        constants: See `ttapca.spectral.constants`.
-
-    Attributes:
-        known: Whether there were enough source images to say how they vary.
-        reach: Squared distance of the farthest source image from the mean of the others, in units
-            of how these vary.
-
-    Example:
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> energies = torch.rand(500, 3, generator=generator) + 0.5
-        >>> source = Appearances(energies)(energies)
-        >>> [round(value, 2) for value in source.std(0).tolist()]
-        [1.0, 1.0, 1.0]
+    The logarithms of band energies and textures are whitened: so the subject of an image counts
+    little, and its condition much.
     """
 
     def __init__(
@@ -87,8 +65,10 @@ class Appearances:
         ridge = constants.ridge * torch.eye(len(correlations), dtype=torch.float64)
         self._whiten = torch.linalg.cholesky(torch.linalg.inv(correlations + ridge))
         self._unwhiten = torch.linalg.inv(self._whiten).numpy()
+        # Whether there were enough source images to say how they vary.
         self.known = len(measured) >= FEWEST_SOURCE * self.size
-        # As it is if the image is left out of mean and covariance.
+        # `reach` is the squared distance of the farthest source image from the mean of the others,
+        # in units of how these vary: as it is if the image is left out of mean and covariance.
         farthest, images = float((unit @ self._whiten).square().sum(1).max()), len(unit)
         left = max(1 - images * farthest / (images - 1) ** 2, 1 / images)
         self.reach = farthest * images**2 * (images - 2) / (images - 1) ** 3 / left
@@ -164,22 +144,7 @@ class KnownConditions:
 
 
 class ConditionStates:
-    """Finds the states of a stream, and says which one each image belongs to.
-
-    Args:
-        describe: Describes images.
-        most: Number of states at most.
-        constants: See `ttapca.spectral.constants`.
-
-    Example:
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> source = torch.rand(500, 2, generator=generator) + 0.5
-        >>> conditions = ConditionStates(Appearances(source), most=4)
-        >>> both = conditions.describe(torch.cat([source[:50], 9 * source[50:100]]))
-        >>> _, states, _ = conditions.told_apart(KnownConditions.none(2), both.numpy())
-        >>> states.tolist() == [0] * 50 + [1] * 50
-        True
-    """
+    """Finds up to `most` states of a stream, and says which one each image belongs to."""
 
     def __init__(
         self,
@@ -204,10 +169,7 @@ class ConditionStates:
         most: int,
         constants: Constants = CONSTANTS,
     ) -> ConditionStates | None:
-        """Return the finder of states; None for one state, or if too little is known of the source.
-
-        Energies and textures are those of `Appearances`.
-        """
+        """Return the finder of states; None for one, or if the source is little known."""
         if most == 1 or energies is None:
             return None
         describe = Appearances(energies, textures, constants)
@@ -220,10 +182,7 @@ class ConditionStates:
     def told_apart(
         self, known: KnownConditions, appearances: Numbers
     ) -> tuple[KnownConditions, NDArray[np.int64], set[int]]:
-        """Return the conditions after some images, the state of each, and the states that began.
-
-        Everything that was known of an older state in the place of a new one is void.
-        """
+        """Return the conditions after images, the state of each, and the states that began anew."""
         before, known = known, known.with_images(appearances, self._recent, self.constants.memory)
         begun: set[int] = set()
         large = len(appearances) >= self._enough
@@ -361,10 +320,7 @@ class ConditionStates:
         return replace(known, searched=recent, unsearched=recent[:0])
 
     def _two_groups(self, rows: Numbers, apart: float) -> tuple[float, Numbers, Numbers] | None:
-        """Split images in two clearly separate groups, with at most this share of variance left.
-
-        Return by how much the split lowers the sum of squares, and the means of the groups, if any.
-        """
+        """Split images in two: by how much the sum of squares falls, and both means; or None."""
         constants = self.constants
         if len(rows) < 2 * self._fewest:
             return None
@@ -438,11 +394,7 @@ def _moved(
 
 
 def _two_means(places: Numbers) -> tuple[float, float, float]:
-    """Cut numbers in two groups so that as little variance as possible is left in them.
-
-    Returns:
-        The share of variance that is left, the place of the cut, and the distance of the means.
-    """
+    """Cut numbers in two: the variance left (a share), the cut, the distance of the means."""
     rising = np.sort(places)
     number = len(rising)
     below = np.arange(1, number)

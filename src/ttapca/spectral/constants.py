@@ -1,12 +1,9 @@
 """The numbers that steer the closed form, each with its unit, its meaning and a script.
 
 What can be measured on the source is not among them: `fit` measures it. Nor are guards against a
-division by zero, sizes of parts, seeds, and iterations of which more change nothing. They stay
-where they are needed.
-
-In brackets are the unit and the script that chose or confirmed a number, on conditions that no
-table uses. `scripts/audit_constants.py` halves and doubles each; docs/closed-form-evidence.md has
-its table.
+division by zero, sizes of parts, seeds, and iterations of which more change nothing. In brackets
+are the unit and the script that chose or confirmed a number, on conditions that no table uses.
+`scripts/audit_constants.py` halves and doubles each; docs/closed-form-evidence.md has its table.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """A basis for images that needs no large matrix: channel PCA x two-dimensional DCT.
 
-The p x p covariance of a 3 x 224 x 224 image has 23 billion entries. But if the statistics of an
-image are the same everywhere and neighbouring pixels are alike, principal components are close to
-cosines in space times a fixed rotation of the channels. So this basis rotates the C channels by the
-PCA of their covariance, takes the two-dimensional discrete cosine transform (DCT-II, orthonormal)
-of each, and orders the C H W coefficients by their variance.
-
-The basis is orthonormal whatever the data, and the variance of every coefficient is exact. If
-coefficients are not correlated, this is the PCA. One pass over the data suffices, with one C x C
-matrix per frequency. The transform takes H + W + C multiply-adds per number, each way.
+If the statistics of an image are the same everywhere and neighbouring pixels are alike, principal
+components are close to cosines in space times a fixed rotation of the channels. So this basis
+rotates the C channels by the PCA of their covariance, takes the two-dimensional discrete cosine
+transform (DCT-II, orthonormal) of each, and orders the C H W coefficients by their exact variances.
+It takes one pass over the data, with one C x C matrix per frequency.
 """
 
 from __future__ import annotations
@@ -59,11 +55,7 @@ NO_VARIANCE = 1e-14
 
 
 class Cosine(Basis):
-    """Coefficients of a discrete cosine transform of images whose channels were rotated.
-
-    The rotation has orthonormal columns, (C, C). The order is the index of each component in the
-    flattened image, (components,).
-    """
+    """Coefficients of a DCT of images with channels rotated by orthonormal columns, (C, C)."""
 
     sides = (False, True)
     routes = ("dct",)

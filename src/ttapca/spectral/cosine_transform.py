@@ -69,11 +69,7 @@ def is_fast(numbers: Tensor, shape: Sequence[int]) -> bool:
 
 
 def at_once(shape: Sequence[int]) -> int | None:
-    """Return how many images of (C, H, W) to work on at a time; None for a whole batch.
-
-    The intermediate results of one large image fit in the cache; those of a batch take twice as
-    long.
-    """
+    """Return how many images of (C, H, W) to work on at a time, so that they fit in the cache."""
     return 1 if shape[-2] * shape[-1] >= LARGE else None
 
 
@@ -85,10 +81,7 @@ def transform_cost(height: int, width: int) -> int:
 
 
 class FastCosines:
-    """Leads from images, (C, H, W), to some of their cosines, and back, by Fourier transforms.
-
-    Cosines are known by their index in the flattened (C, H, W), shape (components,).
-    """
+    """Leads from images, (C, H, W), to the cosines of flattened index `order`, and back."""
 
     def __init__(self, shape: tuple[int, ...], order: Tensor) -> None:
         self.shape = shape
@@ -103,10 +96,7 @@ class FastCosines:
         self._places = places[cosine] + channel * math.prod(self._table[1:])
 
     def project(self, centred: Tensor, rotation: Tensor) -> Tensor:
-        """Return the cosines of images, (batch, C H W) to (batch, components).
-
-        Their channels are rotated by orthonormal columns, (C, C).
-        """
+        """Return the cosines of images of rotated channels, (batch, C H W) to (batch, n)."""
         found = [self._cosines(image, rotation) for image in centred]
         return _rows(found, centred.new_empty(0, len(self._places)))
 
@@ -176,10 +166,8 @@ def _plan(height: int, width: int, dtype: torch.dtype, device: torch.device) -> 
 
 
 def _ends_last(size: int) -> Tensor:
-    """Return every second pixel, then the others in reverse, and count all of it backwards.
-
-    The Fourier transform is then conjugate, and its imaginary part has the sign of the cosines.
-    """
+    """Return every second pixel, then the others in reverse, and count all of it backwards."""
+    # The Fourier transform is then conjugate: its imaginary part has the sign of the cosines.
     index = torch.arange(size)
     return torch.cat([index[::2], index[1::2].flip(0)])[-index % size]
 

@@ -1,8 +1,4 @@
-"""Cross-validation: the energies of new source samples in a basis.
-
-A basis fits the samples that it was made from better than others, so samples are measured by bases
-that were made without them. Samples that resemble each other are held out together.
-"""
+"""Cross-validation: the energies of source samples in bases that were made without them."""
 
 from __future__ import annotations
 
@@ -30,10 +26,9 @@ def energies_of(
     project: Callable[[Tensor], Tensor],
     n_samples: int,
 ) -> Tensor:
-    """Return the band energies of samples, (samples, size) to (samples, bands).
+    """Return the band energies of samples, (samples, size) to (samples, bands), each by the others.
 
-    Each is measured with mean and variances of the others, as new samples are. Mean and variances
-    are of all `n_samples` samples; `project` leads from centred samples to components.
+    Mean and variances are of all `n_samples`; `project` leads from centred samples to components.
     """
     edges, others = band_edges(len(variances)), n_samples - 1
     found = []
@@ -81,17 +76,10 @@ def calibrate(
 ) -> Calibration:
     """Return the calibration of a decomposition of all data, by cross-validation.
 
-    A basis fits the samples it was made from better than others: on 20,000 images of CIFAR-100 the
-    last of 3,072 components vary twice as much over new images, and with 400 samples for 384
-    components some vary hundreds of times as much. So samples are measured with bases that were
-    made without them, and components are known by their rank.
-
-    Args:
-        sample: Samples of the data.
-        pca: Decomposition of all data.
-        without: Decomposes all data except samples, (samples, size), at these positions.
-        basis_of: Makes a basis of a decomposition.
-        groups: The group of each sample; those of one group are held out together.
+    On 20,000 images of CIFAR-100 the last of 3,072 components vary twice as much over new images,
+    and with 400 samples for 384 components some vary hundreds of times as much. So samples are
+    measured with bases made by `without`, given samples, (samples, size), and their positions, and
+    components are known by their rank. Samples of one of the `groups` are held out together.
     """
     samples, positions, folds = sample.all(), sample.positions(), sample.folds(groups)
     kept = len(pca.singular_values)
@@ -123,8 +111,8 @@ def calibrate(
 def _by_others(squares: list[Tensor], *, alone: bool) -> tuple[Tensor, Tensor]:
     """Return band energies of samples by the variances of others, and the variances over all.
 
-    Squares are those of the components of each fold, (samples, components). The others are all
-    samples but one if samples stand `alone`, else all other folds.
+    Squares are those of the components of each fold. The others are all samples but one if samples
+    stand `alone`, else all other folds.
     """
     together = torch.cat(squares)
     total, count = together.sum(0), len(together)
@@ -148,11 +136,7 @@ def calibrate_fixed(
     rest: Tensor | None = None,
     groups: Sequence[Any] | None = None,
 ) -> Calibration:
-    """Return the calibration of a basis that hardly depends on the samples.
-
-    Only mean and variances are measured without the samples that they measure. Arguments are those
-    of `energies_of` and `calibrate`; `rest` is that of `Calibration`, in order of the samples.
-    """
+    """Return the calibration of a basis of which only mean and variances depend on the samples."""
     samples = sample.all()
     if groups is None:
         alone = energies_of(samples, mean, variances, project, n_samples)

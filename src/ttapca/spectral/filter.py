@@ -21,11 +21,8 @@ class SpectralFilter(nn.Module):
     """Filter a tensor along the components of a basis.
 
     With V the basis, m the source mean and F the gains: x -> m + F * ((x - m) V) V^T. The rest, the
-    part outside the basis, is dropped as in the paper, unless the gain `keeps_rest`.
-
-    The filter computes in its own precision and returns that of its input: a bfloat16 network keeps
-    a float32 filter. A basis of cosines takes images of other sizes as well, with the gains of the
-    fitted components; see `ttapca.spectral.other_sizes`.
+    part outside the basis, is dropped as in the paper, unless the gain `keeps_rest`. A bfloat16
+    network keeps a float32 filter, and a basis of cosines takes images of other sizes as well.
 
     Args:
         mean: Source mean, shape (d,).
@@ -73,11 +70,7 @@ class SpectralFilter(nn.Module):
         return gains
 
     def components(self, samples: Tensor) -> Tensor:
-        """Return the components of samples of any shape that the filter takes.
-
-        Shape (batch, *shape) to (batch, components). Images of another size have those of an image
-        of the fitted size.
-        """
+        """Return components as of the fitted size: (batch, *shape) to (batch, components)."""
         flat = samples.flatten(1).to(self.mean.dtype)
         with own_precision(samples.device):
             if tuple(samples.shape[1:]) == self.shape:
@@ -86,10 +79,7 @@ class SpectralFilter(nn.Module):
             return other.components(other.like_fitted(other.project(flat - other.mean)))
 
     def scaled_by(self, gains: Tensor, samples: Tensor) -> Tensor:
-        """Return samples of any shape that the filter takes with these gains, (components,).
-
-        The rest is dropped.
-        """
+        """Return samples of any shape that the filter takes with these gains, without the rest."""
         flat = samples.flatten(1).to(self.mean.dtype)
         with own_precision(samples.device):
             if tuple(samples.shape[1:]) == self.shape:
@@ -102,11 +92,7 @@ class SpectralFilter(nn.Module):
         return filtered.reshape(samples.shape).to(samples.dtype)
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Filter a batch of shape (batch, *shape), without writing into it.
-
-        Raises:
-            ShapeError: The basis does not take samples of this shape.
-        """
+        """Filter a batch of shape (batch, *shape), or raise `ShapeError` for other shapes."""
         if self.gain is None:
             return self.scaled_by(self.gains(), samples)
         with own_precision(samples.device):
@@ -214,10 +200,9 @@ def _rest_gains(gains: Tensor, scale: Tensor | float | None) -> Tensor:
 def _leading_that_differ(gains: Tensor, rest: Tensor) -> int:
     """Return the number of leading components to rebuild: all others are scaled like the rest.
 
-    Closed-form gains are constant from the middle of the last band on: a quarter is rebuilt. Under
-    gradients and for a compiler it is all of them, since numbers must not decide there.
+    Closed-form gains are constant from the middle of the last band on: a quarter is rebuilt.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():  # numbers must not decide there
         return gains.shape[-1]
     different = (gains != rest).reshape(-1, gains.shape[-1]).any(0)
     last = gains.shape[-1] - 1 - int(different.flip(0).byte().argmax())  # the first from the end
@@ -227,10 +212,7 @@ def _leading_that_differ(gains: Tensor, rest: Tensor) -> int:
 def _few_at_a_time(
     run: Callable[..., Tensor], at_once: int | None, samples: Tensor, *others: Tensor | None
 ) -> Tensor:
-    """Return the rows that `run` makes of samples, (batch, d), `at_once` of them at a time.
-
-    Other arguments of `run` with a row for each sample are divided likewise.
-    """
+    """Return the rows that `run` makes of samples, (batch, d), `at_once` of them at a time."""
     # First of all, since exporters would fix the number of samples once it is looked at.
     if at_once is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return run(samples, *others)
@@ -253,11 +235,7 @@ def _few_at_a_time(
 
 
 class _LastBatch:
-    """A cache of the components of the last batch; copies and pickles start empty.
-
-    A gradient step runs the network on a batch, moves the gains, and runs it again: the filter
-    projects the same samples twice. To compare two batches takes a thousandth of the time.
-    """
+    """The components of the last batch, since gradient methods project the same samples twice."""
 
     def __init__(self) -> None:
         self._kept: tuple[Tensor, Tensor, Any] | None = None

@@ -1,16 +1,10 @@
 """A basis on an affine layer's input: the PCA of its output, computed and applied before it.
 
-Let the layer be A = W u + b with u of q numbers and A of p. For the first convolution of an image
-network q is far smaller than p, and nothing of size p is needed:
-
-- G = W^T W (q x q), factored as R R^T; - R^T S_u R = U D U^T with S_u the scatter of u: D are the
-eigenvalues of the scatter of A, and the columns of V = W R^-T U are its eigenvectors, orthonormal
-because U^T R^-1 G R^-T U = I; - the components of A are (u - mean) P with P = R U, and scaling them
+Let the layer be A = W u + b with u of q numbers and A of p, S_u the scatter of u, and G = W^T W = R
+R^T (q x q). Then R^T S_u R = U D U^T: D are the eigenvalues of the scatter of A, and the columns of
+V = W R^-T U its eigenvectors. The components of A are (u - mean) P with P = R U, and scaling them
 by gains and going back is u' = mean + (components * gains) B^T with B = R^-T U, followed by the
-layer itself: W u' + b.
-
-If W is rank-deficient, the layer does not see the eigenvectors of G with eigenvalue zero: these are
-dropped.
+layer itself. Eigenvectors of G with eigenvalue zero are not seen by the layer, and dropped.
 
 With fewer samples than inputs, `InputGram` needs no q x q matrix either. With the centred inputs as
 the rows of X, and Z = X W^T W, X Z^T = U s^2 U^T is the Gram matrix of the outputs, with their
@@ -67,10 +61,7 @@ ROWS = 256  # samples that are converted to float64 at a time
 
 
 class Folded(MatrixBasis):
-    """Components of an affine layer's output, in the space of its input.
-
-    Its two matrices of shape (q, components) are P and B.
-    """
+    """Components of an affine layer's output, by P and B of shape (q, components) on its input."""
 
     at_input = True
     sides = (True,)
@@ -120,10 +111,7 @@ class Folded(MatrixBasis):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FoldedPCA(Decomposition):
-    """The PCA of an affine layer's output, in the space of its input.
-
-    Mean and samples are those of the input; singular values and variances those of the output.
-    """
+    """The PCA of an affine layer's output, whose mean and samples are those of its input."""
 
     project: Tensor  # P, from centred input to components, shape (q, components)
     rebuild: Tensor  # B, from components to input, shape (q, components)
@@ -174,10 +162,8 @@ class LinearPart:
 
     @functools.cached_property
     def factor(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """R of G = W^T W = R R^T, shape (q, rank), and a function that multiplies by R^-T.
-
-        It takes (rank, n) to (q, n), by the pseudo-inverse if W is rank-deficient.
-        """
+        """R of G = W^T W = R R^T, (q, rank), and a function that multiplies by R^-T."""
+        # It takes (rank, n) to (q, n), by the pseudo-inverse if W is rank-deficient.
         gram = self._gram()
         lower, failed = torch.linalg.cholesky_ex(gram)
         pivots = lower.diagonal()
@@ -209,11 +195,7 @@ class LinearPart:
 
 
 def is_affine(layer: nn.Module) -> bool:
-    """Return whether a layer's output is an affine function of its input, judging by its type.
-
-    A subclass may override `forward`, and a hook may change input or output, so neither counts as
-    affine.
-    """
+    """Return whether a layer is affine by its very type; hooks may change input or output."""
     # nn.Module offers no public way to ask whether a hook is there.
     hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
     return type(layer) in AFFINE and not hooked
@@ -221,10 +203,7 @@ def is_affine(layer: nn.Module) -> bool:
 
 @torch.no_grad()
 def fold(moments: Moments, linear: LinearPart, n_components: int | float | None) -> InputPCA:
-    """Decompose the output of an affine layer from the moments of its input.
-
-    `n_components` is as for `choose_components`; a fraction is one of the output's variance.
-    """
+    """Decompose the output of an affine layer from the moments of its input."""
     right = linear.factor[0]
     # One expression, so that no other matrix of q x q stays in memory during the decomposition.
     eigenvalues, rotation = eigh_descending(right.T @ moments.scatter.cpu() @ right)

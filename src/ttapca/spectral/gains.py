@@ -8,8 +8,7 @@ largest one, gamma_i the parameter learned for it, and F_i the gain:
     multiplicative   a_i * F_i, with a_i learned in log space and bounded
 
 At gamma = 0 the gradient of both filters is zero, so nothing would ever be learned. The paper gives
-no starting value: here it is the option `initial`, by default a small positive number. Gains in
-closed form are in `ttapca.spectral.closed_form`.
+no starting value: here it is the option `initial`, by default a small positive number.
 """
 
 from __future__ import annotations
@@ -45,10 +44,6 @@ def bounded_multiplier(log_multiplier: Tensor, limit: float) -> Tensor:
 
     The paper found a free multiplicative parameter unstable. In log space a step multiplies instead
     of adding, and the bound keeps a component from exploding or changing its sign.
-
-    Example:
-        >>> bounded_multiplier(torch.tensor([0.0, 1e9]), limit=4.0).tolist()
-        [1.0, 4.0]
     """
     bound = math.log(limit)
     return torch.exp(bound * torch.tanh(log_multiplier / bound))
@@ -70,11 +65,7 @@ class SourceComponents:
 
 
 class Gain(nn.Module):
-    """Returns the gains of a filter when it is called.
-
-    Learned gains have parameters. Closed-form gains follow from the components of their calls, and
-    keep their statistics in a `Stream`. The *rest* is the part of a sample outside the basis.
-    """
+    """Returns the gains of a filter when it is called; the *rest* is the part outside the basis."""
 
     keeps_rest = False  # the paper drops it
     watches_rest = False  # whether it has a gain of its own, or that of the last component
@@ -87,13 +78,9 @@ class Gain(nn.Module):
     ) -> Tensor:
         """Return the gains, shape (components,), or (batch, components) if each sample has its own.
 
-        They must not be written into.
-
-        Args:
-            components: Of the batch to be scaled, shape (batch, components); without, gains are as
-                they are now.
-            rest: The rest of the batch, shape (batch, d), for gains that `watches_rest`.
-            size: The size of the images, if it is not that of the fit.
+        They are for components, (batch, components), or without any as they are now, and must not
+        be written into. `rest` has the shape (batch, d), for gains that `watches_rest`; `size` is
+        that of images of another size than at the fit.
         """
         raise NotImplementedError
 
@@ -101,10 +88,7 @@ class Gain(nn.Module):
         """Keep statistics in this stream."""
 
     def offset(self) -> tuple[Tensor, Tensor | None] | None:
-        """Return offsets to subtract from components and rest before scaling, if any.
-
-        Shapes (components,) and (d,); with a row for each sample if each has its own.
-        """
+        """Return offsets of components, (components,), and rest, (d,), if any; or rows of them."""
         return None
 
     def rest_gain(self) -> Tensor | float | None:
@@ -135,14 +119,7 @@ def register_gain(name: str, **preset: Any) -> Callable[[AnyGainClass], AnyGainC
 
 
 def make_gain(name: GainName, source: SourceComponents, **options: object) -> Gain:
-    """Make a gain by its name, or raise `OptionError`.
-
-    Example:
-        >>> two = torch.tensor([2.0, 1.0])
-        >>> source = SourceComponents(two, two, None, lambda: torch.ones(2))
-        >>> make_gain("relu", source, initial=0.5)().tolist()
-        [0.6666666865348816, 0.5]
-    """
+    """Make a gain by its name, or raise `OptionError`."""
     check_option("gain", name, OneOf(tuple(_REGISTERED)))
     gain, preset = _REGISTERED[name]
     known = _options_of(gain)
@@ -176,11 +153,7 @@ def is_closed_form(name: GainName) -> bool:
 
 
 class LearnedGain(Gain):
-    """Base of the paper's gains, with a learned gamma for each component.
-
-    Singular values are divided by the largest one if `normalise`; gamma begins at `initial`, or at
-    the default of each gain.
-    """
+    """Base of the paper's gains: each component has a learned gamma, at first `initial`."""
 
     start: ClassVar[float]  # of gamma
     spectrum: Tensor
@@ -200,10 +173,7 @@ class LearnedGain(Gain):
 
 @register_gain("relu")
 class ReLUGain(LearnedGain):
-    """The paper's ReLU filter, a ridge-like shrinkage in (0, 1].
-
-    If gamma is not positive, gains are 1 and have no gradient.
-    """
+    """The paper's ReLU filter, a ridge-like shrinkage; gradients need a positive gamma."""
 
     start = 1e-4
 
@@ -225,11 +195,7 @@ class ExponentialGain(LearnedGain):
 
 @register_gain("multiplicative")
 class MultiplicativeGain(Gain):
-    """Either filter of the paper times a learned, bounded multiplier that may exceed one.
-
-    `penalty` is the filter that is multiplied. Multipliers start at 1 and stay between 1 / `limit`
-    and `limit`. Other options are those of `LearnedGain`.
-    """
+    """Either filter of the paper times learned multipliers between 1 / `limit` and `limit`."""
 
     def __init__(
         self,

@@ -1,15 +1,10 @@
 """Pixels and their neighbours: outliers, which are repaired, and the texture of images.
 
-**Outliers.** No linear filter removes impulses such as salt and pepper: it spreads them. A median
-does, but it also removes detail, so it is applied only to values that *stray* far from the median
-of their 3 x 3 neighbourhood, in images that have clearly more of these than source images. Texture
-strays mostly in all colours at once and an impulse in one channel, so pixels with exactly one
-channel that strays tell outliers from texture even in a single image.
-
-**Textures.** Band energies say how much detail an image has, but not of which kind: noise, the
-blocks of a compressed image and sharp edges can have the same energy. They differ in how the
-differences of neighbouring pixels are distributed: noise has many medium ones, edges few large
-ones.
+No linear filter removes impulses such as salt and pepper: it spreads them. A median does, but it
+also removes detail, so it is applied only to values that *stray* far from the median of their 3 x 3
+neighbourhood, in images that have clearly more of these than source images. Texture strays mostly
+in all colours at once and an impulse in one channel, so pixels with exactly one channel that strays
+tell outliers from texture even in a single image.
 """
 
 from __future__ import annotations
@@ -65,10 +60,7 @@ def is_image(shape: Sequence[int] | None) -> bool:
 
 
 def local_median(images: Tensor) -> Tensor:
-    """Return the median of the 3 x 3 neighbourhood of every value, each channel by itself.
-
-    At the border, images of (batch, channels, height, width) go on with their outermost values.
-    """
+    """Return the median of the 3 x 3 neighbourhood of every value of (batch, channels, H, W)."""
     return _median_within(F.pad(images, (1, 1, 1, 1), mode="replicate"))
 
 
@@ -93,10 +85,7 @@ def _median_of_three(one: Tensor, two: Tensor, three: Tensor) -> Tensor:
 
 @torch.no_grad()
 def strays(images: Tensor, floor: float, constants: Constants = CONSTANTS) -> tuple[Tensor, Tensor]:
-    """Return whether each value strays from its local median, and the medians; without gradients.
-
-    Distances count from `floor` on. NaN does not stray. All have the shape of the images.
-    """
+    """Return whether each value strays from its local median, and the medians."""
     precise = at_least_float32(images)
     median = local_median(precise)
     return _is_far(precise, median, floor, constants), median
@@ -128,10 +117,7 @@ def _is_far(images: Tensor, median: Tensor, floor: float, constants: Constants) 
 
 @torch.no_grad()
 def strays_at_a_glance(images: Tensor, floor: float, constants: Constants = CONSTANTS) -> Tensor:
-    """Return whether each value within strips of the images strays; see `strays`.
-
-    Images have at least `STRIP` rows. Shape (batch, channels, rows within strips, width).
-    """
+    """Return whether each value within strips of large images strays; see `strays`."""
     batch, channels, _, width = images.shape
     strips = images.unfold(2, STRIP, EVERY).permute(0, 2, 1, 4, 3)  # (batch, strips, channels, ...)
     padded = F.pad(at_least_float32(strips).flatten(0, 1), (1, 1, 0, 0), mode="replicate")
@@ -149,12 +135,6 @@ def shares_of(stray: Tensor) -> Tensor:
 
     Shape (batch, channels, height, width) to (batch, 2), float64. Of one channel, both are the
     same.
-
-    Example:
-        >>> stray = torch.zeros(1, 2, 5, 5, dtype=torch.bool)
-        >>> stray[0, 0, 1, 1] = stray[0, :, 3, 3] = True
-        >>> shares_of(stray).tolist()
-        [[0.06, 0.04]]
     """
     if torch.compiler.is_exporting():
         known = stray.float()
@@ -170,7 +150,7 @@ def measure(images: Tensor) -> Tensor | None:
     """Measure source images, at least two, so that outliers can be told from texture.
 
     Return for each image the distance to the local median that one value in a thousand exceeds, and
-    its two shares (see `shares_of`), (images, 3), float32; None if most images do not vary at all.
+    its two `shares_of`, (images, 3), float32; None if most images do not vary at all.
     """
     found = []
     for part in _parts(images):
@@ -196,23 +176,7 @@ def _parts(images: Tensor) -> Iterator[Tensor]:
 
 
 class SourceOutliers:
-    """Knows how many values of source images stray, and repairs batches with more of them.
-
-    It takes the result of `measure` for at least two images.
-
-    Example:
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> smooth = F.avg_pool2d(torch.rand(40, 3, 20, 20, generator=generator), 5, stride=1)
-        >>> source = SourceOutliers(measure(smooth))
-        >>> clean = smooth[:1]
-        >>> source.repaired(clean)[0] is clean
-        True
-        >>> hit = torch.rand(1, 3, 16, 16, generator=generator) < 0.05
-        >>> salted = torch.where(hit, 1.0, clean)
-        >>> mended, share = source.repaired(salted)
-        >>> bool((mended - clean).abs().max() < 0.2), 0.04 < share < 0.07
-        (True, True)
-    """
+    """Knows how many values of source images stray by `measure`, and repairs batches with more."""
 
     def __init__(self, measured: Tensor, constants: Constants = CONSTANTS) -> None:
         if len(measured) < 2:
@@ -255,8 +219,8 @@ class SourceOutliers:
     def repaired(self, images: Tensor) -> tuple[Tensor, float]:
         """Return a batch with outliers replaced by local medians, and the share of values astray.
 
-        A batch like those of the source is returned as it is. Up to `LOOKED_AT` of its images, or
-        `LOOKED_AT_VALUES` of their values, evenly spread, decide; of large images often strips.
+        Up to `LOOKED_AT` of its images, or `LOOKED_AT_VALUES` of their values, evenly spread,
+        decide; of large images often strips.
         """
         mended, [share] = self.repaired_each(images, [len(images)])
         return mended, share
@@ -327,19 +291,12 @@ def _has_strips(images: Tensor) -> bool:
 
 @torch.no_grad()
 def textures(images: Tensor) -> Tensor:
-    """Return three averages of the size of each kind of difference between near pixels.
+    """Return three averages of each kind of difference between near pixels, (batch, `TEXTURES`).
 
-    Colours are averaged first. The kinds are differences along rows and columns for each of
-    `DISTANCES`, and the curvature: four times a pixel less its four neighbours. The averages are
-    the squared mean of square roots, the mean, and the root of the mean square.
-
-    Images have at least 5 x 5 pixels. The result has the shape (batch, `TEXTURES`), is never
-    negative, and is in the units of the images.
-
-    Example:
-        >>> stripes = torch.tensor([0.0, 1.0] * 3).expand(1, 1, 6, 6)
-        >>> [round(value, 2) for value in textures(stripes)[0].tolist()]
-        [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 2.0]
+    Noise has many medium differences, edges few large ones. Colours are averaged first. The kinds
+    are differences along rows and columns for each of `DISTANCES`, and the curvature: four times a
+    pixel less its four neighbours. The averages are the squared mean of square roots, the mean, and
+    the root of the mean square. Images have at least 5 x 5 pixels.
     """
     precise = torch.promote_types(images.dtype, torch.float32)
     return torch.cat([_textures(part.mean(1, dtype=precise)) for part in _parts(images)])

@@ -1,17 +1,11 @@
-"""Images of another size than that of the fit, for a filter of cosines.
+"""Images of another size than that of the fit, for a filter of cosines (docs/large-images.md).
 
-Each cosine of an image of another size has a partner among the fitted ones (docs/large-images.md):
-
-- **Texture.** A cosine of index u along H pixels has u / (2 H) waves a pixel. Along h pixels the
-nearest one has the index u h / H, rounded. Noise, blur and compression act on waves a pixel. -
-**Layout.** The first cosines of either direction keep their index. They say where an image is
-bright, so the mean of a stream means the same at every size.
-
-The spectral density of natural images falls like 1 / frequency^2 (Field, "Relations between the
-statistics of natural images and the response properties of cortical cells", 1987). So if partners
-differ in frequency, coefficients are multiplied by the ratio of the frequencies. Every image thus
-gets the coefficients of an image of the fitted size, and one stream may hold many sizes. On the way
-back, a cosine has the gain of its fitted partner.
+A cosine of index u along H pixels has u / (2 H) waves a pixel: along h pixels its partner has the
+index u h / H, rounded, since noise, blur and compression act on waves a pixel. The first cosines of
+either direction keep their index: they say where an image is bright. The spectral density of
+natural images falls like 1 / frequency^2 (Field, "Relations between the statistics of natural
+images and the response properties of cortical cells", 1987). So if partners differ in frequency,
+coefficients are multiplied by the ratio of the frequencies.
 """
 
 from __future__ import annotations
@@ -43,22 +37,9 @@ SOFTEST = -3.0
 
 
 class OtherSize:
-    """Leads from images of another size to coefficients of the fitted size, and back.
+    """Leads from images of another size, (C, h, w), to coefficients of the fitted size, and back.
 
-    Args:
-        basis: The fitted basis, for images of shape (C, H, W).
-        shape: Shape of the images at hand, (C, h, w).
-        mean: Source mean at the fitted size, shape (C H W,); the attribute is the mean at this one.
-
-    Example:
-        >>> from ttapca.spectral.cosine import Cosine
-        >>> basis = Cosine(torch.eye(1), torch.arange(256), (1, 16, 16))
-        >>> larger = OtherSize(basis, (1, 32, 32), torch.zeros(256))
-        >>> wave = torch.zeros(1, 32, 32)
-        >>> wave[0, 20, 24] = 1.0
-        >>> fitted = larger.like_fitted(wave.reshape(1, -1))
-        >>> divmod(int(fitted.argmax()), 16), round(float(fitted.max()), 6)
-        ((10, 12), 1.0)
+    `mean` is the source mean at the fitted size, (C H W,); the attribute is that of this size.
     """
 
     def __init__(self, basis: Cosine, shape: tuple[int, ...], mean: Tensor) -> None:
@@ -117,10 +98,7 @@ class OtherSize:
         return self._basis.rebuilt(fitted.index_fill(1, self._basis.order, 0.0))
 
     def gains(self, gains: Tensor, rest: Tensor) -> Tensor:
-        """Return the gain of every coefficient here, (..., C h w), from (..., components).
-
-        The gain outside the basis is a single number, or of shape (..., 1).
-        """
+        """Return the gain of every coefficient here, (..., C h w), from (..., components)."""
         before = gains.shape[:-1]
         every = rest.expand(*before, math.prod(self._basis.shape))
         every = every.index_copy(-1, self._basis.order, gains)
@@ -131,8 +109,7 @@ class OtherSize:
     def offset(self, inside: Tensor, outside: Tensor | None) -> Tensor:
         """Return the coefficients here, (..., C h w), of a mean image known at the fitted size.
 
-        It is given by its components, and its part outside the basis, (..., C H W). Its layout
-        alone counts: the texture of the mean belongs to one size.
+        Its layout alone counts: the texture of the mean belongs to one size.
         """
         before = inside.shape[:-1]
         every = inside.new_zeros(*before, math.prod(self._basis.shape))
@@ -151,8 +128,7 @@ class OtherSize:
         It is not known whether images were cut out of larger ones or resized. If they were resized,
         their cosines have kept their indices, and energies differ if the spectrum of the source
         does not fall like 1 / frequency^2. Resizing also makes images softer, by linear
-        interpolation at most. Each of the two effects has a row. The source variances have the
-        shape (components,).
+        interpolation at most. Each of the two effects has a row.
         """
         basis, fitted = self._basis, self._basis.shape
         unknown = variances.new_full((math.prod(fitted),), math.nan)
@@ -190,14 +166,12 @@ def _partners(size: int, other: int) -> Tensor:
 
 
 def _frequencies(height: int, width: int) -> Tensor:
-    """Return the frequency of every cosine, in half waves a pixel, float64, (height, width).
-
-    The constant has none. Its variance in photographs is about four times that of the first
-    cosines, as if it had half their frequency.
-    """
+    """Return the frequency of every cosine, in half waves a pixel, float64, (height, width)."""
     down = torch.arange(height, dtype=torch.float64) / height
     across = torch.arange(width, dtype=torch.float64) / width
     square = down[:, None].square() + across.square()
+    # The variance of the constant in photographs is about four times that of the first cosines, as
+    # if it had half their frequency.
     square[0, 0] = 0.25 / (height * width)
     return square.sqrt()
 

@@ -1,14 +1,9 @@
 """Exact principal component analysis: moments of samples, and the smaller of two eigenproblems.
 
-- `Moments` are the mean and scatter of samples in batches, in any order, in float64, by the
-pairwise update of Chan, Golub and LeVeque; moments of several processes can be merged. -
-`PCA.from_moments` decomposes the p x p scatter matrix of samples with p numbers each. -
-`SampleGram` decomposes the n x n matrix of products of n samples, for few and long samples. With
-the centred samples as the rows of A, A A^T = U s^2 U^T has the singular values s of A, and the
-components are the columns of A^T U / s.
-
-Incremental PCA would need less memory but is not exact: components that it drops early cannot be
-recovered when later batches show that they mattered.
+`Moments` merge by the pairwise update of Chan, Golub and LeVeque; `PCA.from_moments` decomposes
+their p x p scatter. `SampleGram` decomposes the n x n products of few and long samples: with the
+centred samples as the rows of A, A A^T = U s^2 U^T has the singular values s of A, and the
+components are the columns of A^T U / s. Incremental PCA would need less memory but is not exact.
 """
 
 from __future__ import annotations
@@ -56,9 +51,8 @@ def merged_means(
 ) -> tuple[int, Tensor, Tensor, float]:
     """Merge the means of two sets of samples; a negative `more` removes samples again.
 
-    Returns:
-        Count and mean of both, the step from the first mean to the second, and its weight: the
-        scatter about the common mean is the sum of both scatters plus weight * step * step^T.
+    The scatter about the common mean is the sum of both scatters plus weight * step * step^T, with
+    weight and step as returned after count and mean.
     """
     total = count + more
     step = more_mean - mean
@@ -316,10 +310,7 @@ def products_about_mean(products: Tensor) -> Tensor:
 
 
 def hold(batches: Iterator[Tensor], *, limited: bool = True) -> tuple[list[Tensor], bool]:
-    """Return copies of batches up to `MOST_SAMPLES` or `MOST_BYTES`, and whether these are all.
-
-    Unless `limited`, all are copied. Other batches are left in the iterator.
-    """
+    """Return copies of batches up to `MOST_SAMPLES` or `MOST_BYTES`, and whether these are all."""
     held: list[Tensor] = []
     samples = size = 0
     for batch in batches:
@@ -351,11 +342,7 @@ def signs(vectors: Tensor) -> Tensor:
 
 
 def choose_components(n_components: int | float | None, eigenvalues: Tensor, n_samples: int) -> int:
-    """Return how many components to keep: at least 1, at most the rank of the data.
-
-    The eigenvalues are those of the scatter matrix, falling; for `n_components` see
-    `check_n_components`.
-    """
+    """Return how many components to keep, given falling eigenvalues of the scatter matrix."""
     check_sample_count(n_components, n_samples)
     # Rounding turns eigenvalues of zero into ones of about this size.
     rounding = max(len(eigenvalues), n_samples) * torch.finfo(eigenvalues.dtype).eps
@@ -366,10 +353,7 @@ def choose_components(n_components: int | float | None, eigenvalues: Tensor, n_s
 def choose_among(
     n_components: int | float | None, variances: Tensor, limit: str, n_samples: int
 ) -> int:
-    """Return how many components to keep of those with these falling variances.
-
-    Errors call their number `limit`, such as "the rank of the activations".
-    """
+    """Return how many of these components to keep; errors call their number `limit`."""
     check_n_components(n_components)
     most = len(variances)
     if not most:

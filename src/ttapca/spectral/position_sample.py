@@ -1,8 +1,7 @@
 """A sample of the source data that is chosen by position: the same one, however the data are read.
 
-Every sample has a position among all of them, of which `position_hash` makes a number from 0 to 1.
-Kept are samples whose number is below 1 / 2^k, with the smallest k for which there are not too
-many. So the samples of parts merge into that of the whole, in whatever order they came.
+Kept are samples whose `position_hash` is below 1 / 2^k, with the smallest k for which there are not
+too many. So the samples of parts merge into that of the whole, in whatever order they came.
 """
 
 from __future__ import annotations
@@ -35,11 +34,6 @@ def position_hash(positions: Tensor) -> Tensor:
     """Return a number from 0 to 1 for each position, spread evenly for positions of any range.
 
     A period in the data, such as classes that take turns, leaves no trace in a choice by it.
-
-    Example:
-        >>> chosen = (position_hash(torch.arange(1000)) < 0.1).nonzero().flatten()
-        >>> len(chosen), int(chosen.diff().max()), (chosen % 10).bincount().tolist()
-        (100, 13, [11, 9, 10, 10, 10, 10, 10, 10, 10, 10])
     """
     return positions.double() * GOLDEN_RATIO % 1
 
@@ -57,17 +51,7 @@ class Positions:
 
 
 class PositionSample:
-    """Some samples of a stream of unknown length, evenly spread over it, without randomness.
-
-    Args:
-        size: Numbers in a sample.
-
-    Example:
-        >>> ends = [PositionSample(1).take(torch.ones(5, 1) * k, Positions(5 * k).of(0, 5))
-        ...     for k in range(2)]
-        >>> ends[1].merge(ends[0]).all().flatten().tolist()
-        [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    """
+    """Some samples of `size` numbers, evenly spread over a stream of unknown length."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -121,11 +105,7 @@ class PositionSample:
             self._positions[: self._count] = self._positions[kept]
 
     def all(self) -> Tensor:
-        """Return all kept samples in order of their positions, shape (samples, size).
-
-        Raises:
-            NotEnoughDataError: No sample was seen.
-        """
+        """Return all kept samples in order of their positions, shape (samples, size)."""
         if self._rows is None:
             raise NotEnoughDataError("Calibration needs data; found none.")
         positions, rows = self._positions[: self._count], self._rows[: self._count]
@@ -134,18 +114,7 @@ class PositionSample:
         return rows[positions.argsort().to(rows.device)]
 
     def folds(self, groups: Sequence[Any] | None = None) -> list[Tensor]:
-        """Return which samples to hold out of a basis together: numbers of rows of `all`.
-
-        Each fold is evenly spread, and at most an eighth of all samples. Rows of one of the
-        `groups` stay together, in at most eight folds.
-
-        Example:
-            >>> sample = PositionSample(1).take(torch.ones(16, 1), Positions().of(0, 16))
-            >>> len(sample.folds()), sample.folds()[1].tolist()
-            (8, [1, 9])
-            >>> [fold.tolist() for fold in sample.folds("aaaaabbbbbbbcccc")]
-            [[5, 6, 7, 8, 9, 10, 11], [0, 1, 2, 3, 4], [12, 13, 14, 15]]
-        """
+        """Return which rows of `all` to hold out together; at most an eighth, or groups."""
         if groups is not None:
             rows: dict[Any, list[int]] = {}
             for row, group in enumerate(groups):

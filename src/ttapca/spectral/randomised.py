@@ -1,11 +1,10 @@
 """PCA of activations too long for a p x p matrix: block Krylov iteration from a random start.
 
-Each pass over the data multiplies the scatter matrix S, which is never formed, by a block of
-orthonormal columns. The product, made orthogonal to all blocks before it, is the next block (Musco
-and Musco, "Randomized Block Krylov Methods for Stronger and Faster Approximate Singular Value
-Decomposition", NeurIPS 2015). The best eigenvectors within all blocks (Ritz vectors) are the
-components. For each, the residual r = |S v - d v| is computed exactly, and S has an eigenvalue
-within r of d: a bound that holds for any data. Passes are made until it is small enough.
+Each pass over the data multiplies the scatter matrix S by a block of orthonormal columns. The
+product, made orthogonal to all blocks before it, is the next block (Musco and Musco, "Randomized
+Block Krylov Methods for Stronger and Faster Approximate Singular Value Decomposition", NeurIPS
+2015). The best eigenvectors within all blocks (Ritz vectors) are the components. For each, the
+residual r = |S v - d v| is computed exactly, and S has an eigenvalue within r of d.
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ class RandomisedPCA(PCA):
 
 
 def singular_value_error(error_bound: Tensor) -> float:
-    """Return the largest relative error of a singular value in the first half of the components.
-
-    It follows from the bounds on the squared values; the last components converge slowest.
-    """
+    """Return the largest relative error of a singular value in the first half of the components."""
     worst = float(error_bound[: math.ceil(len(error_bound) / 2)].max())
     return 1 - math.sqrt(max(0.0, 1 - worst))
 
@@ -155,16 +151,8 @@ def randomised_pca(
 ) -> RandomisedPCA:
     """Find the leading principal components in a few passes over the data.
 
-    Args:
-        passes_over: Called for every pass; returns batches of shape (samples, ...), the same
-            samples every time, in any order.
-        size: Numbers in a sample, p.
-        n_components: A whole number: the number for a fraction of the variance is not known
-            beforehand.
-        tolerance: Passes are made until `singular_value_error` is at most this.
-        max_passes: Limit of passes, at least 2; if it is reached, a warning tells the error.
-        generator: Draws the starting block; a fixed seed by default.
-        device: Device of the blocks: one per pass after the first, (p, n_components + 64).
+    `passes_over` is called for every pass, and returns the same samples in batches, in any order.
+    Passes are made until `singular_value_error` is at most `tolerance`.
     """
     if not isinstance(n_components, int):
         raise OptionError(

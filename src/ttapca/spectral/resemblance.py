@@ -1,22 +1,15 @@
 """How far samples resemble each other: frames of a drive, takes of a speaker, images of a class.
 
-A hundred frames of one drive say less about a source, or about a shift, than a hundred photographs.
 Let the log band energies of samples have a covariance S, of which a part B lies between groups of
 samples that belong together. Then the mean of n samples of one group varies by B + (S - B) / n, and
-not by S / n. So clean drives stay inside what is usual, and only in the directions in which drives
-differ does it take a stronger shift to be sure of one.
+not by S / n. `fit` measures B with samples grouped as the user names it (drives, patients,
+speakers). Without groups, stretches of the data in order of arrival stand for them, after the mean
+of each predicted class is taken out.
 
-`fit` measures B with samples grouped as the user names it (drives, patients, speakers). Without
-groups, stretches of the data in order of arrival stand for them, of 2, 4, 8, ... samples up to an
-eighth of the data, after the mean of each predicted class is taken out. So a video is noticed, data
-that are sorted by class do not look like one, and shuffled data look independent. What chance
-explains counts for nothing.
-
-A stream has one more sign, which needs no order: its samples vary less than those of the source.
-A shift changes how much bands vary, but hardly how much all of them do: under nineteen corruptions
-of CIFAR-10 at severity 5, the band that comes second keeps 0.78 of its variance or more; of 64
-frames of a still scene, 0.2 or less. It counts only if a single source image could look like all of
-them: else they are alike by what has happened to them.
+A stream has one more sign, which needs no order: its samples vary less than those of the source. A
+shift changes how much bands vary, but hardly how much all of them do: under nineteen corruptions of
+CIFAR-10 at severity 5, the band that comes second keeps 0.78 of its variance or more; of 64 frames
+of a still scene, 0.2 or less.
 """
 
 from __future__ import annotations
@@ -48,27 +41,20 @@ LEAST_VARIANCE = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Resemblance:
-    """How far samples of the source resemble each other.
+    """How far samples of the source resemble each other."""
 
-    Attributes:
-        independent: For how many independent samples those of the source count, in the direction in
-            which they resemble each other most.
-        average: The same on average over all directions.
-        classmates: Correlation of the log energies of two samples of a class, from 0 to 1, on
-            average over all directions; None if the network predicts no classes.
-        lengths: Of the stretches that were looked at, rising; 1 if groups are named.
-        correlations: The same as `classmates`, of two samples of a stretch or group.
-        between: B above for each of them, float64, shape (lengths, bands, bands); None if nothing
-            resembles.
-        error: What resemblance adds to the covariance of the mean of the source, (bands, bands).
-    """
-
+    # For how many independent samples those of the source count, in the direction in which they
+    # resemble each other most, and on average over all directions.
     independent: float
     average: float
+    # Correlation of the log energies of two samples of a class, from 0 to 1, on average over all
+    # directions; None if the network predicts no classes.
     classmates: float | None = None
-    lengths: tuple[int, ...] = ()
-    correlations: tuple[float, ...] = ()
+    lengths: tuple[int, ...] = ()  # of stretches that were looked at, rising; 1 if groups are named
+    correlations: tuple[float, ...] = ()  # as `classmates`, of two samples of a stretch or group
+    # B above for each of them, float64, shape (lengths, bands, bands); None if nothing resembles.
     between: Tensor | None = field(default=None, repr=False)
+    # Added by resemblance to the covariance of the mean of the source, (bands, bands).
     error: Tensor | None = field(default=None, repr=False)
 
     def worth(self, samples: Tensor) -> Tensor:
@@ -89,13 +75,10 @@ class Resemblance:
         return (samples.clamp(min=1).log()[..., None] - lengths.log()).abs().argmin(-1)
 
     def excess(self, samples: int) -> Tensor | None:
-        """Return what resemblance adds to the covariance of the mean of so many samples.
-
-        That is to say from the mean of the source, shape (bands, bands); None for nothing. Samples
-        come in a row, as those of the source: as many as a stretch has differ as stretches do.
-        """
+        """Return what resemblance adds to the covariance of the mean of samples in a row."""
         if self.between is None or self.error is None:
             return None
+        # As many samples in a row as a stretch has differ as stretches do.
         place = self._nearest(torch.tensor(samples, dtype=torch.float64))
         return self.between[place] * (1 - 1 / samples) + self.error
 
@@ -140,21 +123,7 @@ class Resemblance:
 def measured_resemblance(
     energies: Tensor, classes: Tensor | None, groups: Sequence[Any] | None
 ) -> Resemblance:
-    """Return how far samples of the source resemble each other.
-
-    Args:
-        energies: Their band energies in order of arrival, shape (samples, bands).
-        classes: The class of each by its prediction, shape (samples,); None if there are none.
-        groups: The group of each; None if nobody has named groups.
-
-    Example:
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> drives = torch.rand(16, 3, generator=generator).repeat_interleave(20, 0)
-        >>> frames = (drives + 0.1 * torch.rand(320, 3, generator=generator)).exp()
-        >>> found = measured_resemblance(frames, None, None)
-        >>> found.correlation > 0.8, found.independent < 32
-        (True, True)
-    """
+    """Return how far source samples resemble each other, by energies, (samples, bands)."""
     logs = energies.double().clamp(min=1e-12).log().cpu().numpy()
     away, deviation = logs - logs.mean(0), logs.std(0).clip(min=1e-12)
     count = len(away)
@@ -199,16 +168,11 @@ def _stretches(count: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
 def _correlations(
     rows: Numbers, variances: Numbers, groupings: Sequence[NDArray[np.int64]]
 ) -> tuple[Numbers, Numbers]:
-    """Return the correlation within groups, shape (groupings, directions).
+    """Return the correlation within groups, (groupings, directions), and the size of a crowd.
 
-    And for how many samples one independent sample stands, at least 1, by direction. A grouping
+    The crowd, by direction, is for how many samples one independent sample stands. A grouping
     counts if chance does not explain what some direction has, or all together. It counts with all
     directions then: if one of them resembles, few samples do not acquit the others.
-
-    Args:
-        rows: Shape (samples, directions).
-        variances: Of each direction, before it was scaled.
-        groupings: Ways to group the samples: the number of the group of each, shape (samples,).
     """
     found, crowd = np.zeros((len(groupings), len(variances))), np.ones_like(variances)
     together = variances.sum() ** 2 / np.square(variances).sum()  # directions of equal variance
@@ -228,19 +192,7 @@ def _correlations(
 
 
 def intraclass_correlation(rows: Numbers, number: NDArray[np.int64]) -> Numbers:
-    """Return the correlation of two rows of one group, from 0 to 1, by analysis of variance.
-
-    Args:
-        rows: Shape (rows, directions).
-        number: Of the group of each row, shape (rows,).
-
-    Returns:
-        Shape (directions,).
-
-    Example:
-        >>> intraclass_correlation(np.array([[1.0], [1.0], [3.0], [3.0]]), np.array([0, 0, 1, 1]))
-        array([1.])
-    """
+    """Return the correlation of two rows of one group, (directions,), by analysis of variance."""
     if not 1 < number.max() + 1 < len(rows):
         return np.zeros(rows.shape[1])
     return _correlation(*_variances(rows, number))
@@ -263,10 +215,7 @@ def _correlation(between: Numbers, within: Numbers, size: float) -> Numbers:
 
 
 def _exceeds_chance(between: Any, within: Any, freedom: Numbers, rare: float) -> Any:
-    """Return whether chance makes two variances differ as much more rarely than that.
-
-    Their ratio follows F, whose cube root is about normal (Paulson, 1942).
-    """
+    """Return whether F is too large for chance; its cube root is about normal (Paulson, 1942)."""
     root = np.cbrt(between / np.maximum(within, 1e-300))
     ours, theirs = 2 / (9 * freedom)
     normal = ((1 - theirs) * root - (1 - ours)) / np.sqrt(theirs * np.square(root) + ours)
@@ -288,10 +237,7 @@ def _around_classes(rows: Numbers, number: NDArray[np.int64]) -> Numbers:
 
 
 def _chi_squared(freedom: int, share: float) -> float:
-    """Return what chi squared stays below with this probability, by its cube root.
-
-    That is about normal (Wilson and Hilferty, 1931).
-    """
+    """Return the quantile of chi squared by its cube root (Wilson and Hilferty, 1931)."""
     spread = 2 / (9 * freedom)
     return freedom * max(0.0, 1 - spread + NormalDist().inv_cdf(share) * math.sqrt(spread)) ** 3
 
@@ -299,20 +245,9 @@ def _chi_squared(freedom: int, share: float) -> float:
 def resemblance_of_stream(rows: Numbers, freedom: int, constants: Constants = CONSTANTS) -> float:
     """Return how far the samples of a stream resemble each other, from 0 to 1.
 
-    That is by how much less their bands vary than those of the source. Counted is the band that
-    keeps the second largest share of its variance, and chance is granted: a few samples vary little
-    by accident, and the first two bands have one and two components, whose energies vary wildly.
-
-    Args:
-        rows: Log energies of samples around their mean, in units of the deviations of the source,
-            shape (samples, bands).
-        freedom: How many of the samples are free to vary, given their means.
-        constants: See `ttapca.spectral.constants`.
-
-    Example:
-        >>> rows = np.random.default_rng(0).normal(size=(60, 8))
-        >>> resemblance_of_stream(rows, 59), round(resemblance_of_stream(rows / 10, 59), 2)
-        (0.0, 0.98)
+    That is by how much less their bands vary than those of the source, in units of which the rows
+    are, (samples, bands). Counted is the band that keeps the second largest share of its variance,
+    and chance is granted, with `freedom` samples free to vary, given their means.
     """
     if freedom < 1 or rows.shape[1] < WILD_BANDS + 2:
         return 0.0

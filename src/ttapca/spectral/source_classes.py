@@ -1,16 +1,12 @@
 """What classes do to the statistics of a network, measured on the source without labels.
 
-- *Moments* of the channels of normalisation layers, by class. With m(pi) and v(pi) the mean and
-variance of a channel for shares pi of classes, and u those of the source, the effect of classes is
-taken out by
+With m(pi) and v(pi) the mean and variance of a channel for shares pi of classes, and u those of the
+source, the effect of classes is taken out by
 
-      mean - (m(pi) - m(u))        var v(u) / v(pi)
+    mean - (m(pi) - m(u))        var v(u) / v(pi)
 
-  There may be a thousand classes, so moments are kept in a low-rank form. - *Likeness*: the
-  intraclass correlation of each layer, by which `ttapca.spectral.chain` counts the images of a run.
-  - *Pairs*: whether two images have one class, by late layers; see `PairStatistic`.
-
-A `ClassPlan` hands the classes of its images to a pass of the network.
+There may be a thousand classes, so moments are kept in a low-rank form. The intraclass correlation
+of each layer, its *likeness*, counts the images of a run; see `ttapca.spectral.chain`.
 """
 
 from __future__ import annotations
@@ -82,10 +78,7 @@ class PairStatistic:
         return next(iter(self.layers.values())).shape[1]
 
     def described(self, means: Mapping[str, Tensor]) -> Tensor | None:
-        """Return the features of images, by their channel means in layers, (images, channels).
-
-        None if a layer has not been called.
-        """
+        """Return the features of images, by channel means in layers; None if one was not called."""
         if self.layers.keys() - means.keys():
             return None
         parts = [
@@ -103,14 +96,10 @@ class PairStatistic:
     ) -> Numbers:
         """Return how much likelier each pair is if both have one class, as a logarithm.
 
-        Under a shift the network tells classes apart less well, and F of two classes falls. So
-        there are two classes from a lower F on than halfway between the two means.
-
-        Args:
-            before: The image before the first one of each stream, shape (streams, features).
-            features: Shape (streams, images, features).
-            constants: See `ttapca.spectral.constants`.
-            xp: Library of the arrays; see `ClassChain.computing_with`.
+        `before` are the features of the image before the first one of each stream, (streams,
+        features); those of the others have the shape (streams, images, features). Under a shift F
+        of two classes falls, so there are two classes from a lower F on than halfway between the
+        two means.
         """
         earlier = xp.concatenate([before[:, None], features[:, :-1]], 1)
         squares = (features - earlier) ** 2
@@ -154,12 +143,9 @@ class SourceClasses:
     ) -> SourceClasses:
         """Make moments of sums over source images, each image weighted by its class probabilities.
 
-        Args:
-            weights: Sum of the probabilities of each class, shape (classes,).
-            sums: By path of a layer, the weighted sums of channel means and of mean squares, shape
-                (classes, 2, channels).
-            squares: By path of a layer, the sums of squared channel means, shape (channels,).
-            pairs: See `SourceClasses`.
+        Weights are sums of the probabilities, (classes,). By path of a layer, `sums` are those of
+        channel means and of mean squares, (classes, 2, channels), and `squares` of squared means,
+        (channels,).
         """
         weights = weights.double().clamp(min=1e-6)
         shares = weights / weights.sum()
@@ -193,21 +179,8 @@ class SourceClasses:
 def corrections(table: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
     """Return the offset of the mean of each channel, and the factor of its variance.
 
-    Args:
-        table: The moments at the source shares, then one direction for each coordinate, shape (1 +
-            rank, 2, channels).
-        place: Coordinates of the present shares, shape (groups, rank).
-
-    Returns:
-        Both of shape (groups, channels).
-
-    Example:
-        >>> sums = {"bn": torch.tensor([[[0.0], [1.0]], [[4.0], [20.0]]])}  # 2 classes, 1 channel
-        >>> classes = SourceClasses.from_sums(torch.ones(2), sums)
-        >>> place = (torch.tensor([[0.0, 1.0]]) - classes.shares) @ classes.loadings
-        >>> shift, scale = corrections(classes.layers["bn"], place)
-        >>> round(shift.item(), 4), round(scale.item(), 4)  # mean 4 for 2, variance 4 for 6.5
-        (2.0, 1.625)
+    Of `table`, (1 + rank, 2, channels), see `SourceClasses`; `place` are the coordinates of the
+    present shares, (groups, rank). Both results have the shape (groups, channels).
     """
     source_mean, source_square = table[0]
     moved = (place @ table[1:].flatten(1)).view(place.shape[0], 2, -1)
@@ -228,9 +201,7 @@ def pair_statistic(
 ) -> PairStatistic | None:
     """Find a pair statistic in late layers; None if they do not tell classes apart.
 
-    Features are the channel means of source images in all layers, (images, channels), `stride`
-    apart; shares are class probabilities, (images, classes), and weights the count of each image.
-    The distribution of log F is measured on images that its directions were not found with.
+    Features are channel means of source images in all layers, (images, channels), `stride` apart.
     """
     images, size = features.shape
     directions = min(shares.shape[1] - 1, LARGEST_RANK, size // 2)
@@ -292,12 +263,7 @@ def _log_f_of_pairs(features: Tensor, shares: Tensor, directions: int) -> list[f
 
 
 class LayerClasses:
-    """The statistics of classes in the source, for the layers of one network.
-
-    Layers have their number of channels, in the order of the network. `shares` has the shape
-    (classes,); `likeness` is the intraclass correlation of each layer, and last that of the
-    spectrum, shape (layers + 1,), NaN if it is unknown.
-    """
+    """The statistics of classes in the source, for layers with their numbers of channels."""
 
     def __init__(
         self, classes: SourceClasses, layers: dict[str, int], constants: Constants = CONSTANTS
@@ -345,10 +311,7 @@ class ClassPlan:
         places: StreamPositions,
         size: int,
     ) -> ClassPlan:
-        """Make the plan of a batch of `size` images; those that were not read have no class.
-
-        `before` is the number of recent images of each stream before the batch, (streams,).
-        """
+        """Make the plan of `size` images, given recent images of streams, (streams,)."""
         if isinstance(places, int):
             sizes, there = np.array([float(places)]), None
         else:
@@ -406,10 +369,7 @@ def by_stream(values: Tensor, places: StreamPositions) -> Any:
 
 
 def in_batch(values: Any, places: StreamPositions, size: int) -> Tensor:
-    """Return rows of streams in the order of the batch, the reverse of `by_stream`.
-
-    Images of no stream have zeros.
-    """
+    """Return rows of streams in the order of the batch, the reverse of `by_stream`; else zeros."""
     if isinstance(places, int):
         found: Tensor = values.flatten(0, 1)
         return found

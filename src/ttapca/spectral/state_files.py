@@ -1,9 +1,9 @@
 """The file format for the states of streams, of adapters, services and other runtimes.
 
 A file is of safetensors. Tensors of a `StreamState` have the names of its fields, joined by dots,
-after `state.`; numbers are in the metadata. Other contents of a method, such as parameters, are a
-tree in the metadata, with a number in the place of each tensor. Nothing in a file is run, and
-everything is compared with rules of the reader before anything is made of it.
+after `state.`; numbers are in the metadata. Other contents of a method are a tree in the metadata,
+with a number in the place of each tensor. Nothing in a file is run, and everything is compared with
+rules of the reader before anything is made of it.
 """
 
 from __future__ import annotations
@@ -90,11 +90,8 @@ class SavedStream:
 def read_saved(data: bytes, kind: str, like: StreamState | None, name: str) -> SavedStream:
     """Read a file that `SavedStream.to_bytes` wrote, or raise `SavedStreamError`.
 
-    Args:
-        data: From anybody: everything in it is checked, but for `other` and `facts`.
-        kind: Fingerprint of the reader.
-        like: The state of a new stream of the reader.
-        name: Name of the file, for errors.
+    The data may be from anybody: all is checked, but for `other` and `facts`. `kind` is the
+    fingerprint of the reader, and `like` the state of its new streams.
     """
     about = _about(data, name)
     if about.get("format") in OLDER:

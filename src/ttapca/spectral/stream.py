@@ -1,13 +1,9 @@
 """One stream of samples: its state, and the values and parts of the methods that adapt to it.
 
-Everything that changes at test time is declared here once. Reset, saving, moving to a device and
-any number of streams over one model follow from that. There are three kinds:
-
-- The *state* of closed-form filters and statistics (`ttapca.spectral.stream_state`). A
-`StreamBatch` makes a new one of it. - A *value* belongs to one method, by name. It is replaced,
-never written into. The changes of a batch are kept apart until the batch is over, so that a broken
-batch leaves no mark. - A *part* lives elsewhere: parameters that an optimiser moves, the
-optimiser's own state.
+Everything that changes at test time is declared here once. The *state* of closed-form filters and
+statistics is made anew by a `StreamBatch`. A *value* belongs to one method, by name, and is
+replaced, never written into. A *part* lives elsewhere, as parameters do. Changes of a batch are
+kept apart until the batch is over, so that a broken batch leaves no mark.
 """
 
 from __future__ import annotations
@@ -36,11 +32,7 @@ STATE = "state"
 
 
 class Part(Protocol):
-    """State that does not live in the stream.
-
-    Its contents are replaced, never written into: a broken batch is undone by putting the contents
-    from before it back.
-    """
+    """State that does not live in the stream; its contents are replaced, never written into."""
 
     def contents(self) -> Any:
         """Return the contents by reference: tensors in tuples, lists and dicts."""
@@ -116,44 +108,21 @@ class ScaleGivenBack:
 
 
 class Stream:
-    """The state, the values and the parts of one stream.
+    """State, values and parts of one stream; a sample counts 1 / e after `memory` others.
 
     Until `start_batch` is called, every pass counts. After that, only the first pass of each batch
     does, for each value separately.
-
-    Args:
-        memory: Number of samples after which a sample counts 1 / e.
-
-    Attributes:
-        state: Of closed-form filters and statistics; None without any.
-        start: The state of a new stream.
-        batch: The batch that goes through the model; None between batches.
-        given_back: The scale that normalisation layers restore; None if they restore nothing.
-        starts: The values of a new stream.
-        left_out: Whether a method left the batch out because it holds NaN or infinity.
-        growing: Names of the values that have a row for each sample that was kept.
-
-    Example:
-        >>> stream = Stream(memory=100.0)
-        >>> stream.declare("mean", 0.0)
-        >>> stream.start_batch(2)
-        >>> stream.counts("mean"), stream.counts("mean")
-        (True, False)
-        >>> stream.write("mean", 5.0)
-        >>> stream.undo_batch()
-        >>> stream.now("mean")
-        0.0
     """
 
     def __init__(self, memory: float = math.inf) -> None:
         self.memory = memory
-        self.state: StreamState | None = None
-        self.start: StreamState | None = None
-        self.batch: StreamBatch | None = None
-        self.left_out = False
-        self.given_back: ScaleGivenBack | None = None
+        self.state: StreamState | None = None  # of closed-form filters and statistics, if any
+        self.start: StreamState | None = None  # of a new stream
+        self.batch: StreamBatch | None = None  # that goes through the model, if any
+        self.left_out = False  # whether a method left the batch out for NaN or infinity in it
+        self.given_back: ScaleGivenBack | None = None  # by normalisation layers, if by any
         self.starts: dict[str, Any] = {"samples": 0, "batches": 0, "images": 0, "skipped": 0}
-        self.growing: set[str] = set()
+        self.growing: set[str] = set()  # values with a row for each sample that was kept
         self._past = dict(self.starts)
         self._present: dict[str, Any] = {}  # changes by the batch
         self._takers: list[Callable[[StreamState], None]] = []
@@ -194,10 +163,7 @@ class Stream:
     def add_filter(
         self, spectrum: Spectrum, take: Callable[[StreamState], None] | None = None
     ) -> int:
-        """Add a filter's spectrum to the state of a new stream, and return its number.
-
-        `take` is given each state that is put in place.
-        """
+        """Add a filter to the state of a new stream; `take` is given each state put in place."""
         before = () if self.start is None else self.start.spectra
         self.declare_state(spectra=(*before, spectrum))
         if take is not None:
@@ -221,10 +187,7 @@ class Stream:
     # Values ----------------------------------------------------------------------------------
 
     def declare(self, name: str, start: Any, *, grows: bool = False) -> None:
-        """Declare a value: numbers, tensors, None, and tuples of them, as they are in a new stream.
-
-        If it grows, its tensors have a row for each sample that was kept.
-        """
+        """Declare a value of a new stream; if it `grows`, it has a row for each sample."""
         self.starts[name] = self._past[name] = start
         if grows:
             self.growing.add(name)
@@ -282,10 +245,7 @@ class Stream:
             self.batch = StreamBatch([self.state], self.start, memory=self.memory, size=size)
 
     def end_batch(self, *, skipped: bool = False) -> None:
-        """End the batch; no pass counts until the next one.
-
-        If it is `skipped`, all of its changes are undone, and it is counted as skipped.
-        """
+        """End the batch; if it is `skipped`, its changes are undone, and it is counted."""
         if skipped and self._before is not None:
             values = self._before["values"]
             values = {**values, "skipped": values["skipped"] + 1}
@@ -336,10 +296,7 @@ class Stream:
         return {"values": self.values, "parts": parts}
 
     def put(self, contents: Mapping[str, Mapping[str, Any]]) -> None:
-        """Continue with another stream, given its contents.
-
-        If an interrupt cuts this off, the next call of `contents` completes it.
-        """
+        """Continue with another stream's contents; `contents` completes it after an interrupt."""
         self._next = contents
         self._continue_put()
 
@@ -395,10 +352,7 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values that hold neither NaN nor infinity.
-
-    Almost always these are all values, so a few sums are looked at first.
-    """
+    """Return the values that hold neither NaN nor infinity: almost always all of them."""
     large: list[Tensor] = []
     small: list[Tensor] = []
     for tensor in tensors_in(values):

@@ -1,11 +1,9 @@
 """`StreamBatch`: the state that parts of a model share while a batch goes through it.
 
 Filters, normalisation layers and repairs of images read here the moments that their streams had
-before, and leave those of this batch. When the pass is over, `finish` makes the new states. The old
-ones are never written into, and a batch that fails is simply dropped.
-
-Images that share gains and statistics are a *group*: those of one stream that have one condition.
-Most batches have a single group; then tables have one row, and no image needs a number.
+before, and leave those of this batch. `finish` makes the new states; the old ones are never written
+into, and a batch that fails is simply dropped. Images of one stream that have one condition, and
+share gains and statistics, are a *group*: most batches have a single one.
 """
 
 from __future__ import annotations
@@ -48,42 +46,10 @@ class ImageRows:
 
 
 class StreamBatch:
-    """A batch of images on its way through a model.
+    """A batch of images on its way through a model; `rows` tells the streams of its images."""
 
-    Args:
-        states: Of the streams that it holds images of.
-        empty: State of a new stream.
-        memory: Number of samples after which a sample counts 1 / e.
-        size: Number of images; None if it is not known yet.
-        rows: Their streams; None if all are of one stream, counted and filtered.
-        counts: Whether streams remember the batch at all.
-        plan: Classes to take out of its statistics; None for none.
-
-    Attributes:
-        groups: Stream and condition of each group.
-        group_of: Number of the group of each image; None if there is only one.
-        looking: Whether a pass is only looked at, and leaves no mark.
-        left_out: Whether the batch holds NaN or infinity.
-        version: Grows whenever groups or shifts change.
-        newer: Spectrum of this batch for each filter, in a row for each group, by its number.
-        spectra: Spectrum of the streams including this batch, likewise.
-        scalings: The scaling by these spectra, likewise.
-        layers: Of this batch for each normalisation layer, by its number: mean, from that of the
-            source, and variance, in a row for each group, and whether it has feature maps.
-        watched: Paths of the layers that tell classes apart.
-        means: Channel means of each image in these layers, by path.
-        outliers: Share of values astray and number of images, by stream.
-        chains: State of the class chain of each stream after this batch.
-        alarms: State of the alarm of each stream after this batch.
-        implausible: Which images no shift explains; None if all are plausible.
-        traced: Whether all streams are rows of tables, for an exporter; see
-            `ttapca.serving.stateful_network`.
-        resemblance: How far images of a stream resemble each other, from 0 to 1, by its number.
-        alike: The same by group, shape (groups,), 0 if no source image looks like the group; None
-            if no stream has images that resemble each other.
-        settle_layers: Set by statistics that follow streams.
-    """
-
+    # Whether all streams are rows of tables, for an exporter; see
+    # `ttapca.serving.stateful_network`.
     traced = False
 
     def __init__(
@@ -98,24 +64,35 @@ class StreamBatch:
         plan: ClassPlan | None = None,
     ) -> None:
         self.states, self.empty, self.memory = list(states), empty, memory
+        # `size` is None until it is known, `rows` if all are of one stream, counted and filtered.
         self.size, self.rows, self.counts, self.plan = size, rows, counts, plan
+        # Stream and condition of each group, and the group of each image; None if there is one.
         self.groups = [(number, state.latest) for number, state in enumerate(self.states)]
         self.group_of = None if rows is None else rows.stream
-        self.looking = self.left_out = False
-        self.version = 0
+        self.looking = False  # whether a pass leaves no mark
+        self.left_out = False  # whether the batch holds NaN or infinity
+        self.version = 0  # grows whenever groups or shifts change
+        # By number of a filter, with a row for each group: the spectrum of this batch, that of the
+        # streams including it, and the scaling by the latter.
         self.newer: dict[int, Spectrum] = {}
         self.spectra: dict[int, Spectrum] = {}
         self.scalings: dict[int, Scaling] = {}
+        # By number of a normalisation layer: mean, from that of the source, and variance, in a row
+        # for each group, and whether it has feature maps.
         self.layers: dict[int, tuple[Tensor, Tensor, bool]] = {}
+        # By path of a layer that tells classes apart, the channel means of each image.
         self.watched: frozenset[str] = frozenset()
         self.means: dict[str, Tensor] = {}
+        # By stream: share of values astray and number of images, and what is known afterwards.
         self.outliers: dict[int, tuple[float, int]] = {}
         self.chains: list[ChainState] | None = None
         self.alarms: dict[int, AlarmState] = {}
-        self.resemblance: dict[int, float] = {}
-        self.alike: Tensor | None = None
-        self.settle_layers: SettleLayers | None = None
-        self.implausible: Tensor | None = None
+        self.resemblance: dict[int, float] = {}  # of its images, from 0 to 1
+        self.alike: Tensor | None = None  # the same by group, (groups,); None if nothing resembles
+        self.settle_layers: SettleLayers | None = None  # set by statistics that follow streams
+        self.implausible: Tensor | None = (
+            None  # images that no shift explains; None if there are none
+        )
         self._conditions = [state.conditions for state in self.states]
         self._latest = [state.latest for state in self.states]
         self._begun: set[tuple[int, int]] = set()  # conditions that this batch brought
@@ -189,10 +166,7 @@ class StreamBatch:
             self.group_of = torch.tensor([place[key] for key in keys], device=device)
 
     def group_of_each(self, length: int) -> Tensor | None:
-        """Return the group of each sample of a layer; None if there is one group.
-
-        A layer may have several samples of each image, one image after the other.
-        """
+        """Return the group of each sample of a layer; None if there is one group."""
         if len(self.groups) == 1:
             return None
         return self._of_samples(self.group_of, length)
@@ -214,10 +188,7 @@ class StreamBatch:
         return values if length == images else values.repeat_interleave(length // images)
 
     def summed(self, values: Tensor, *, adapted: bool = False) -> Tensor:
-        """Return sums over the counted samples of each group: (samples, n) to (groups, n).
-
-        If `adapted`, images that are not filtered are left out: a layer sees other values of these.
-        """
+        """Return sums over the counted samples of each group: (samples, n) to (groups, n)."""
         length = values.shape[0]
         for use in ("counted", "filtered") if adapted else ("counted",):
             chosen = self.chosen(use, length)
@@ -402,12 +373,7 @@ class StreamBatch:
         return replace(spectrum, independent=spectrum.independent.minimum(most))
 
     def note_resemblance(self, possible: Callable[[], Tensor]) -> None:
-        """Note how far the images of each group resemble each other, if that is possible.
-
-        Args:
-            possible: Returns whether a single source image could look like all of a group, shape
-                (groups,). If none could, images are alike by what has happened to them.
-        """
+        """Note how far images resemble each other; of groups like a source image only."""
         self.alike = None
         if any(self.resemblance.values()):
             found = [self.resemblance.get(stream, 0.0) for stream, _ in self.groups]
@@ -436,13 +402,10 @@ class StreamBatch:
 
 
 def sums_by_group(values: Tensor, of: Tensor | None, groups: int) -> Tensor:
-    """Return the sums of the rows of each group, (rows, n) to (groups, n).
-
-    `of` is the group of each row; None if there is one. An exporter has as many rows of each group.
-    """
+    """Return the sums of rows by the group `of` each, (rows, n) to (groups, n)."""
     if of is None:
         return values.sum(0, keepdim=True)
-    if torch.compiler.is_exporting():
+    if torch.compiler.is_exporting():  # there, each group has as many rows
         return values.reshape(groups, -1, values.shape[1]).sum(1)
     return values.new_zeros(groups, values.shape[1]).index_add(0, of.to(values.device), values)
 

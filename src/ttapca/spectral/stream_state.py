@@ -1,11 +1,8 @@
 """The state of one stream of images, as one value.
 
-A state is never written into. A batch makes a new one, which takes the place of the old one only if
-the batch was good: so a broken batch leaves no mark. Library and service keep the same states, and
-one file format holds them (`ttapca.spectral.state_files`).
-
-Numbers that depend on the condition of images (`ttapca.spectral.conditions`) are in tables with a
-row for each condition. A new stream has one row.
+A state is never written into: a batch makes a new one. Library and service keep the same states,
+and one file format holds them (`ttapca.spectral.state_files`). Numbers that depend on the condition
+of images are in tables with a row for each condition. A new stream has one row.
 """
 
 from __future__ import annotations
@@ -81,11 +78,7 @@ class Spectrum(Table):
     rest_mean: Tensor | None = None  # mean of the part outside the basis, shape (rows, d)
 
     def joined(self, newer: Spectrum, memory: float) -> Spectrum:
-        """Return the spectrum of these samples and of `newer` ones, which came after them.
-
-        `shift` and `unusual` are the newer ones. Rows without newer samples hold any finite values.
-        After `memory` samples, older ones count 1 / e.
-        """
+        """Return the spectrum of these samples and of `newer` ones, after them."""
         fading = torch.exp(-newer.samples / memory)
         samples = self.samples * fading + newer.samples
         new = newer.samples / samples.clamp(min=TINY)
