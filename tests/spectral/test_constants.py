@@ -20,7 +20,7 @@ FIELDS = [each.name for each in dataclasses.fields(Constants)]
 # In each module of the closed form, all numbers at its top that steer nothing: guards against
 # rounding, sizes of parts and of samples, seeds, and iterations of which more change nothing.
 OTHER_NUMBERS = {
-    "spectral/calibration.py": "DRAWS SEED LEEWAY_STEPS MOST_WITH_LEEWAY TINY",
+    "spectral/calibration.py": "DRAWS SEED LEEWAY_STEPS MOST_CACHED TINY",
     "spectral/cross_validation.py": "TOGETHER",
     "spectral/resemblance.py": "FEWEST_STRETCHES WILD_BANDS LEAST_VARIANCE",
     "spectral/conditions.py": "HALVES_OF_NORMAL STEPS FEWEST_SOURCE LEAST LEAST_DEVIATION",

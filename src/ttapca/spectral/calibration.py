@@ -25,9 +25,9 @@ DRAWS = 512
 SEED = 0
 
 # The leeway of images (see `SourceSpectrum.batches_of`) is rounded to such parts of 1, and at most
-# so many distributions with leeway are cached: a stream may have images of many sizes.
+# so many distributions are cached: a stream may have images of many sizes.
 LEEWAY_STEPS = 16
-MOST_WITH_LEEWAY = 256
+MOST_CACHED = 512
 
 TINY = 1e-12  # in place of zero, which has no logarithm and divides nothing
 
@@ -59,7 +59,7 @@ def spreading_matrix(edges: list[int]) -> Tensor:
         return torch.ones(1, edges[-1])
     # Between the centres of two bands the value changes linearly in the logarithm of the
     # component's number, so that neighbouring components have similar gains.
-    right, share = _between_centres(edges)
+    right, share = between_centres(edges)
     spread = torch.zeros(len(edges) - 1, edges[-1], dtype=torch.float64)
     column = torch.arange(edges[-1])
     spread[right, column] = share
@@ -67,15 +67,7 @@ def spreading_matrix(edges: list[int]) -> Tensor:
     return spread.float()
 
 
-def between_bands(edges: list[int]) -> list[tuple[int, int, int]]:
-    """Return (right band, first component, end) for the components between two bands, in order."""
-    right, _ = _between_centres(edges)
-    bands = range(1, len(edges) - 1)
-    ends = torch.searchsorted(right, torch.tensor(bands), right=True).tolist()
-    return list(zip(bands, [0, *ends], ends, strict=False))
-
-
-def _between_centres(edges: list[int]) -> tuple[Tensor, Tensor]:
+def between_centres(edges: list[int]) -> tuple[Tensor, Tensor]:
     """Return the right one of the two bands of every component, and its share."""
     place = torch.arange(1, edges[-1] + 1, dtype=torch.float64).log()
     centres = band_means(place, edges)
@@ -187,8 +179,7 @@ class SourceSpectrum:
         away = self.energies - self.energies.mean(0)
         spread = away.square().mean(0).square().clamp(min=TINY**4)
         self._kurtosis = max(1.5, float((away.pow(4).mean(0) / spread).median()))
-        self._known: dict[int, Normality] = {}
-        self._with_leeway: dict[tuple[float, ...], Normality] = {}
+        self._known: dict[tuple[float, ...], Normality] = {}
         self._tables: dict[float, tuple[dict[int, int], NormalRange]] = {}
 
     def batches_of(self, size: float, leeway: Tensor | None = None) -> Normality:
@@ -198,18 +189,15 @@ class SourceSpectrum:
         (kinds, bands): each is added to the log energies of a drawn batch, times a drawn share from
         0 to 1.
         """
-        rounded = self._rounded(size)
-        if leeway is None or not bool(leeway.any()):
-            if rounded not in self._known:
-                self._known[rounded] = self._draw(rounded)
-            return self._known[rounded]
-        steps = (leeway.to("cpu", torch.float64) * LEEWAY_STEPS).round()
-        key = (rounded, *steps.flatten().tolist())
-        if key not in self._with_leeway:
-            if len(self._with_leeway) >= MOST_WITH_LEEWAY:
-                self._with_leeway.clear()
-            self._with_leeway[key] = self._draw(rounded, steps / LEEWAY_STEPS)
-        return self._with_leeway[key]
+        key: tuple[float, ...] = (rounded := self._rounded(size),)
+        if leeway is not None and bool(leeway.any()):
+            steps = (leeway.to("cpu", torch.float64) * LEEWAY_STEPS).round()
+            leeway, key = steps / LEEWAY_STEPS, (rounded, *steps.flatten().tolist())
+        if key not in self._known:
+            if len(self._known) >= MOST_CACHED:
+                self._known.clear()
+            self._known[key] = self._draw(rounded, leeway if len(key) > 1 else None)
+        return self._known[key]
 
     def _rounded(self, size: float) -> int:
         # By a few per cent, so that a growing count does not need new draws each time.

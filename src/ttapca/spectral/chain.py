@@ -129,6 +129,8 @@ class ClassChain:
     If streams are surely `ordered`, there are no regimes but runs.
     """
 
+    xp: Any = np  # the library whose arrays it reads; see `computing_with`
+
     def __init__(
         self, shares: Numbers, constants: Constants = CONSTANTS, *, ordered: bool = False
     ) -> None:
@@ -153,7 +155,6 @@ class ClassChain:
         self._stay = 1 - self._redraw
         # The share of the images of a regime that is drawn from few classes.
         self._held = np.concatenate([np.zeros(runs + biases), self._biases])
-        self.xp: Any = np
         self._tiny = TINY
 
     def computing_with(self, xp: Any, convert: Callable[[Numbers], Any], tiny: float) -> ClassChain:
@@ -164,14 +165,6 @@ class ClassChain:
                 setattr(other, name, convert(value))
         other.xp, other._tiny = xp, tiny
         return other
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the library, which cannot be copied."""
-        return {name: value for name, value in vars(self).items() if name != "xp"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Compute with numpy."""
-        vars(self).update(state, xp=np)
 
     def start(self, streams: int = 1, features: int = 0) -> ChainState:
         """Return the state of new streams, whose images have this number of features."""

@@ -273,8 +273,6 @@ class ClosedFormGain(ClosedFormRule):
             return 1.0
         return self._of_each(found.rest_gain.to(self.variances)[:, None], 1.0)
 
-    # Evidence --------------------------------------------------------------------------------
-
     def evidence_in(self, state: StreamState, skew: float = 0.0) -> Evidence | None:
         """Return the evidence of a stream's surest condition; None before its first batch."""
         seen = state.spectra[self.number].row(state.surest)

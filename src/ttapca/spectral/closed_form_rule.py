@@ -15,6 +15,7 @@ derives the formulas.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,7 +31,7 @@ from ttapca.spectral.calibration import (
     SourceSpectrum,
     averaging_matrix,
     band_edges,
-    between_bands,
+    between_centres,
     spreading_matrix,
 )
 from ttapca.spectral.constants import CONSTANTS, Constants
@@ -90,6 +91,8 @@ def two_sided_gain(
     largest_ratio: float = 64.0,
 ) -> Tensor:
     """Return the gains min(r, 1)^shrink clip(r, 1, largest_ratio)^restore, given log r."""
+    if isinstance(restore, Tensor):  # a number for each row
+        restore = restore.to(log_ratio)[:, None]
     shrunk = shrink * log_ratio.clamp(max=0.0)
     restored = restore * log_ratio.clamp(0.0, math.log(largest_ratio))
     return shrunk.add_(restored).exp_()
@@ -220,7 +223,10 @@ class ClosedFormRule(Gain):
         self._resemblance = source.resemblance
         self.normal = SourceSpectrum(energies, self.constants, source.resemblance)
         self.edges = band_edges(len(deviations))
-        self._between = between_bands(self.edges)
+        # Right band, first component and end of the components between two bands, in order.
+        bands = range(1, len(self.edges) - 1)
+        ends = torch.searchsorted(between_centres(self.edges)[0], torch.tensor(bands), right=True)
+        self._between = list(zip(bands, [0, *ends.tolist()], ends.tolist(), strict=False))
         spread, averages = spreading_matrix(self.edges), averaging_matrix(self.edges)
         self.register_buffer("variances", deviations.square())
         self.register_buffer("spread", spread.to(deviations), persistent=False)
@@ -255,7 +261,12 @@ class ClosedFormRule(Gain):
             if torch.compiler.is_exporting() or bool(shift.any()):
                 seen, offset, rest_offset = self._centred(seen, seen.mean, shift)
                 log_energy = self.log_energies(seen.energies, seen.rest_energy)
-        exponent = self.restore if restore is None else restore
+        undo = functools.partial(
+            two_sided_gain,
+            shrink=self.shrink,
+            restore=self.restore if restore is None else restore,
+            largest_ratio=self.largest_ratio,
+        )
         bands = len(self.spread)
         excess = normal.excess(log_energy)
         noisy = with_white_noise(
@@ -265,8 +276,8 @@ class ClosedFormRule(Gain):
             seen.samples,
             self.constants,
         )
-        gains = self._undo(-self.spread_over(noisy), exponent)
-        rest_gain = self._undo(-excess[:, -1:], exponent)[:, 0] if self.watches_rest else None
+        gains = undo(-self.spread_over(noisy))
+        rest_gain = undo(-excess[:, -1:])[:, 0] if self.watches_rest else None
         return Scaling(gains, shift, unusual, offset, rest_gain, rest_offset)
 
     def normal_ranges(self, independent: Tensor, leeway: Tensor) -> NormalRange:
@@ -289,13 +300,6 @@ class ClosedFormRule(Gain):
         rows, table = self.normal.all_normal_ranges(self.threshold)
         self._table = rows, table.mapped(lambda each: each.to(self.variances))
         self._white_noise = self._white_noise.to(self.variances)
-
-    def _undo(self, log_ratio: Tensor, restore: Tensor | float) -> Tensor:
-        if isinstance(restore, Tensor):
-            restore = restore.to(log_ratio)[:, None]
-        return two_sided_gain(
-            log_ratio, shrink=self.shrink, restore=restore, largest_ratio=self.largest_ratio
-        )
 
     def _centred(
         self, seen: Spectrum, mean: Tensor, shift: Tensor

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ttapca.spectral.constants import CONSTANTS, Constants
-from ttapca.spectral.resemblance import resemblance_of_stream
+from ttapca.spectral.resemblance import around_means, resemblance_of_stream
 
 Numbers = NDArray[np.float64]
 
@@ -216,12 +216,7 @@ class ConditionStates:
     def resemblance(self, known: KnownConditions) -> float:
         """Return how far the last images of a stream resemble those of their state, from 0 to 1."""
         rows = known.last(self.constants.block)
-        nearest, states = _nearest(rows, known.centres), len(known.centres)
-        sizes = np.bincount(nearest, minlength=states)
-        means = np.zeros_like(known.centres)
-        np.add.at(means, nearest, rows)
-        away = rows - (means / np.maximum(sizes, 1)[:, None])[nearest]
-        freedom = len(rows) - int((sizes > 0).sum())
+        away, freedom = around_means(rows, _nearest(rows, known.centres))
         return resemblance_of_stream(self.describe.of_bands(away), freedom, self.constants)
 
     def _place(self, known: KnownConditions, taken: Iterable[int]) -> int | None:

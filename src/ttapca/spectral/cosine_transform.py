@@ -98,7 +98,7 @@ class FastCosines:
     def project(self, centred: Tensor, rotation: Tensor) -> Tensor:
         """Return the cosines of images of rotated channels, (batch, C H W) to (batch, n)."""
         found = [self._cosines(image, rotation) for image in centred]
-        return _rows(found, centred.new_empty(0, len(self._places)))
+        return torch.stack(found) if found else centred.new_empty(0, len(self._places))
 
     def _cosines(self, image: Tensor, rotation: Tensor) -> Tensor:
         plan = _plan(*self.shape[1:], image.dtype, image.device)
@@ -112,7 +112,7 @@ class FastCosines:
     def rebuilt(self, components: Tensor, rotation: Tensor) -> Tensor:
         """Return the images of the first components: (batch, any number) to (batch, C H W)."""
         found = [self._image(each, rotation) for each in components]
-        return _rows(found, components.new_empty(0, math.prod(self.shape)))
+        return torch.stack(found) if found else components.new_empty(0, math.prod(self.shape))
 
     def _image(self, components: Tensor, rotation: Tensor) -> Tensor:
         height, width = self.shape[1:]
@@ -128,13 +128,6 @@ class FastCosines:
         pixels = torch.fft.irfft2(waves.mul_(plan.turn_back), s=(height, width)).flatten(1)
         channels = torch.stack([each.index_select(0, plan.places) for each in pixels])
         return (rotation @ channels).to(components.dtype).flatten()
-
-
-def _rows(found: list[Tensor], none: Tensor) -> Tensor:
-    """Return results as rows, a single one without a copy; `none` if there are none."""
-    if not found:
-        return none
-    return found[0][None] if len(found) == 1 else torch.stack(found)
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,12 +116,11 @@ def _by_others(squares: list[Tensor], *, alone: bool) -> tuple[Tensor, Tensor]:
     """
     together = torch.cat(squares)
     total, count = together.sum(0), len(together)
-    if alone:
-        others = (total - together).maximum(total / count) / (count - 1)
-    else:
-        sums = torch.cat([each.sum(0).expand_as(each) for each in squares])
+    own, sizes = together, torch.ones(count, 1)
+    if not alone:
+        own = torch.cat([each.sum(0).expand_as(each) for each in squares])
         sizes = torch.cat([torch.full((len(each), 1), len(each)) for each in squares])
-        others = (total - sums).maximum(total / count) / (count - sizes)
+    others = (total - own).maximum(total / count) / (count - sizes)
     variances = total / count
     energies = band_means(together / others, band_edges(len(total))).float()
     return energies, variances.clamp(min=TINY * variances.max())

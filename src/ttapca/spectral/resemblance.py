@@ -222,6 +222,13 @@ def _exceeds_chance(between: Any, within: Any, freedom: Numbers, rare: float) ->
     return normal > -NormalDist().inv_cdf(rare)
 
 
+def around_means(rows: Numbers, number: NDArray[np.int64]) -> tuple[Numbers, int]:
+    """Return rows around the mean of their group, and how many of them are free to vary."""
+    sizes = np.bincount(number)
+    away = rows - _sums(rows, number)[number] / sizes[number][:, None]
+    return away, len(rows) - int((sizes > 0).sum())
+
+
 def _sums(rows: Numbers, number: NDArray[np.int64]) -> Numbers:
     found = np.zeros((number.max() + 1, rows.shape[1]))
     np.add.at(found, number, rows)

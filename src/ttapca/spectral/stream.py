@@ -154,8 +154,6 @@ class Stream:
         found = self._past | self._present
         return found if self.state is None else {**found, STATE: self.state}
 
-    # The state -------------------------------------------------------------------------------
-
     def declare_state(self, **known: Any) -> None:
         """Add to the state of a new stream; see `StreamState`."""
         self.start = self.state = replace(self.start or StreamState(()), **known)
@@ -183,8 +181,6 @@ class Stream:
             raise LookupError("A filter or statistics must declare a state first.")
         counts = self._counted is None
         return StreamBatch([self.state], self.start, memory=self.memory, size=size, counts=counts)
-
-    # Values ----------------------------------------------------------------------------------
 
     def declare(self, name: str, start: Any, *, grows: bool = False) -> None:
         """Declare a value of a new stream; if it `grows`, it has a row for each sample."""
@@ -226,8 +222,6 @@ class Stream:
             return False
         self._counted.add(name)
         return True
-
-    # Batches ---------------------------------------------------------------------------------
 
     def start_batch(self, samples: int = 0) -> None:
         """Open a batch, which may take several passes."""

@@ -125,8 +125,6 @@ class StreamBatch:
         self.rows = replace(self.rows, counted=counted, filtered=filtered)
         self.implausible, self._counted_images = images, None
 
-    # Groups ----------------------------------------------------------------------------------
-
     def tell_apart(self, conditions: ConditionStates, looks: Tensor) -> None:
         """Find the condition of each image by descriptions of the images, shape (images, numbers).
 
@@ -227,8 +225,6 @@ class StreamBatch:
         ones = torch.ones(self.size or 0, 1, dtype=torch.float64)
         return self.summed(ones, adapted=adapted)[:, 0]
 
-    # Moments before the batch, and with it ---------------------------------------------------
-
     def spectrum_before(self, number: int) -> Spectrum:
         """Return the spectrum of each group for a filter before the batch."""
         found: Spectrum = self._rows_before(f"{number}", lambda state: state.spectra[number])
@@ -268,8 +264,6 @@ class StreamBatch:
         """Keep the spectra of a filter, of this batch and in all, and their scaling."""
         self.newer[number], self.spectra[number], self.scalings[number] = newer, joined, scaling
         self.version += number == 0
-
-    # The end of a pass -----------------------------------------------------------------------
 
     def counted_images(self) -> StreamPositions:
         """Return for each stream its counted images, in order of arrival."""
