@@ -17,22 +17,20 @@ class Constants:
     """All constants of the closed form; some are the defaults of options.
 
     Attributes:
-        restore (exponent; tune_closed_form): Which power of a loss of variance `wiener` undoes.
-        largest_ratio (ratio of variances; tune_closed_form): Larger ones count as this one. A value
-            that is far from the source by more than its root makes a sample implausible.
-        threshold (share; tune_closed_form): So many source batches are usual: their gains are
-            exactly 1, and a single image like them has no weight.
-        rare (share; measure_clean): Only so few source batches look surely shifted, have too many
-            outliers, or are against an alarm that is quiet. Chance is granted as much.
+        restore (exponent; tune_closed_form): Power of a loss of variance that `wiener` undoes.
+        largest_ratio (ratio of variances; tune_closed_form): Larger ones count as this one. Values
+            farther from the source than its root make a sample implausible.
+        threshold (share; tune_closed_form): Of source batches whose gains are exactly 1.
+        rare (share; measure_clean): Of source batches that look surely shifted, have too many
+            outliers, or are against a quiet alarm. Chance is granted as much.
         ridge (share of variance; audit_constants): Added to covariances, so that what hardly varies
-            does not dominate: bands, textures, and features of late layers within classes.
-        memory (images; tune_memory): After so many, what was seen of a stream counts 1 / e. New
-            conditions are looked for among twice as many.
-        prior (images; tune_closed_form): The source counts for so many, beside what was seen.
-        first (weight; tune_closed_form): Of a large batch that has surely shifted, in the first
-            layer.
+            does not dominate: bands, textures, and features within classes.
+        memory (images; tune_memory): After so many, a stream's image counts 1 / e. New conditions
+            are looked for among twice as many.
+        prior (images; tune_closed_form): The source counts for so many, beside those of a stream.
+        first (weight; tune_closed_form): Of a large, surely shifted batch, in the first layer.
         last (weight; tune_closed_form): The same in the last layer.
-        alone (weight; tune_closed_form): Of a single image that is very unusual, in every layer.
+        alone (weight; tune_closed_form): Of a single very unusual image, in every layer.
         few_classes (classes; measure_clean): With more of them, `alone` is less in proportion.
         farthest_class (share; tune_closed_form): Of the squared distance of the farthest class, by
             which the mean of a stream may be away without a shift.
@@ -40,42 +38,33 @@ class Constants:
             away in any case.
         states (conditions; audit_constants): Told apart at most.
         block (images; tune_alarm): An alarm judges so many together. Conditions are looked for in
-            as many, by every quarter of them; half of them tell whether they have one condition,
-            and an eighth is the smallest group that has one.
-        far (deviations of source images; audit_constants): Means of two conditions are so far apart
-            at least.
-        apart (share of variance; audit_constants): So much is left at most where images of two
-            conditions are cut in two. The halves of a normal distribution keep 0.36; once there are
-            several conditions, half way to that is enough.
+            as many; half of them tell if they have one, and an eighth is the smallest group.
+        far (deviations of source images; audit_constants): Least distance of two conditions.
+        apart (share of variance; audit_constants): Left at most where two conditions are cut in
+            two. Halves of a normal distribution keep 0.36; with several conditions, half way to it.
         stray_share (share of values; audit_constants): As many of an image are farthest from their
             local median, and fewer outliers do no harm.
         stray_images (share of source images; audit_constants): In so many, these values are no
             farther than any outlier is at least.
-        stray_deviations (deviations of an image's noise; audit_constants): An outlier is farther
-            from its local median.
+        stray_deviations (deviations of an image's noise; audit_constants): Least distance of an
+            outlier from its local median.
         beyond (ratio; audit_constants): So many times what the source has is too much: outliers of
             rare batches, and the squared distance of the farthest image.
-        run_doublings (doublings; tune_chain): The longest run that is expected has 2 to this power
-            images.
-        shares (shares of images; tune_chain): Tried for each share that is not known: of
-            predictions that say nothing, of those drawn from classes that the network favours, and
-            of images that are of few classes.
-        charge (nats; tune_chain): That few classes are charged for each image if their shares are
-            those of the source.
+        run_doublings (doublings; tune_chain): The longest expected run has 2 to this power images.
+        shares (shares of images; tune_chain): Tried for each unknown share: of predictions that say
+            nothing, of those drawn from favoured classes, and of images of few classes.
+        charge (nats; tune_chain): Charge for each image on few classes with the source's shares.
         uneven (likeness of images; tune_chain): From which few classes are charged nothing.
         regime_memory (images; tune_chain): After so many, on average, a stream changes its regime.
-        recent (images; tune_chain): After so many, a prediction counts 1 / e in the shares of
-            recent ones.
+        recent (images; tune_chain): After so many, a prediction counts 1 / e in recent shares.
         laplace (images of each class; tune_chain): Counted on average before any was seen.
         pair_middle (share; tune_chain): Of the way from the mean of log F for one class to that for
-            two, where both are equally likely. If the means are no more deviations apart, pairs say
-            nothing.
+            two, where both are equally likely; and least distance of both, in deviations.
         pair_weight (weight; tune_chain): Of what a pair says; each image is part of two.
-        change (share of statistics; tune_chain): If a pass finds more of them wrong, it is
-            repeated.
+        change (share of statistics; tune_chain): A pass that finds more of them wrong is repeated.
         passes (forward passes; tune_chain): That a batch may take.
         likeness (correlation; tune_chain): Of the band energies of two images of one class.
-        ends (probability; tune_alarm): By chance, from which a block speaks for the end of a shift.
+        ends (probability; tune_alarm): By chance, from which a block speaks for a shift's end.
         blocks (blocks; tune_alarm): In a row begin or end an alarm.
     """
 

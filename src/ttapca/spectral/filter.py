@@ -50,7 +50,7 @@ class SpectralFilter(nn.Module):
         self.basis = basis
         self.gain = gain
         self._last = _LastBatch()
-        self._sizes = _SizeCache()
+        self._sizes: dict[tuple[int, ...], TensorCache[OtherSize]] = {}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move along when the model is moved or cast, and stay precise: variances may be tiny."""
@@ -159,7 +159,13 @@ class SpectralFilter(nn.Module):
     def _other_size(self, samples: Tensor) -> OtherSize:
         shape = tuple(samples.shape[1:])
         self.basis.check_shape(shape, self.shape)
-        return self._sizes.get(shape, self.mean, self.basis)
+        if torch.compiler.is_compiling():
+            return self.basis.for_shape(shape, self.mean)
+        if shape not in self._sizes and len(self._sizes) >= SIZES_KEPT:
+            self._sizes = {}  # replaced as a whole: threads may share a filter
+        cache = self._sizes.setdefault(shape, TensorCache[OtherSize]())
+        tensors = [self.mean, *self.basis.tensors().values()]
+        return cache.get(tensors, lambda: self.basis.for_shape(shape, self.mean))
 
     def _filtered_other_size(self, gain: Gain, samples: Tensor) -> Tensor:
         """Project, look and scale as for the fitted size, but with all coefficients of samples."""
@@ -259,24 +265,3 @@ class _LastBatch:
             # A copy: the caller may fill the same memory with the next batch.
             self._kept = (samples.detach().clone(), components.detach(), state)
         return components
-
-
-class _SizeCache:
-    """An LRU cache of the maps from other sizes; copies and pickles start empty."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, ...], TensorCache[OtherSize]] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_kept": {}}
-
-    def get(self, shape: tuple[int, ...], mean: Tensor, basis: Basis) -> OtherSize:
-        """Return the map from samples of this shape to those of the fit."""
-        if torch.compiler.is_compiling():
-            return basis.for_shape(shape, mean)
-        cache = self._kept.get(shape) or TensorCache[OtherSize]()
-        others = [(key, kept) for key, kept in self._kept.items() if key != shape]
-        # Replaced as a whole: threads may share a filter.
-        self._kept = {**dict(others[1 - SIZES_KEPT :]), shape: cache}
-        tensors = [mean, *basis.tensors().values()]
-        return cache.get(tensors, lambda: basis.for_shape(shape, mean))
