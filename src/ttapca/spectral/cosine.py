@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ttapca._checks import ListOf, Whole
 from ttapca.errors import OptionError, ShapeError
+from ttapca.spectral import pca
 from ttapca.spectral.basis import Basis, BasisCost, TensorForm, orthonormal
 from ttapca.spectral.cosine_transform import (
     LONGEST,
@@ -34,17 +35,6 @@ from ttapca.spectral.cosine_transform import (
     transform_cost,
 )
 from ttapca.spectral.other_sizes import OtherSize
-from ttapca.spectral.pca import (
-    Decomposition,
-    check_sample_count,
-    choose_among,
-    eigh_descending,
-    finite_samples,
-    float64_device,
-    merged_means,
-    signs,
-    total_variance,
-)
 from ttapca.support.tensors import TensorCache
 
 # Numbers that are transformed at a time, which keeps the memory for it near 100 MB.
@@ -179,7 +169,7 @@ class Cosine(Basis):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ChannelDCT(Decomposition):
+class ChannelDCT(pca.Decomposition):
     """A rotation of the channels, and the coefficients in order of their variance."""
 
     rotation: Tensor  # orthonormal columns, by falling variance of the channels, shape (C, C)
@@ -197,7 +187,7 @@ class CoefficientMoments:
             )
         self.shape = tuple(shape)
         channels, height, width = self.shape
-        device = float64_device(device)
+        device = pca.float64_device(device)
         self.height = dct_matrix(height).to(device)
         self.width = dct_matrix(width).to(device)
         self.count = 0
@@ -209,7 +199,7 @@ class CoefficientMoments:
     def update(self, batch: Tensor) -> CoefficientMoments:
         """Add a batch of images, shape (samples, *shape), and return self; see `Moments`."""
         size = math.prod(self.shape)
-        images = finite_samples(batch, size).reshape(-1, *self.shape)
+        images = pca.finite_samples(batch, size).reshape(-1, *self.shape)
         for part in torch.split(images, max(1, CHUNK_NUMBERS // size)):
             if not len(part):  # of an empty batch
                 continue
@@ -234,7 +224,7 @@ class CoefficientMoments:
         return self
 
     def _merge(self, count: int, mean: Tensor, scatter: Tensor) -> None:
-        self.count, self.mean, delta, weight = merged_means(self.count, self.mean, count, mean)
+        self.count, self.mean, delta, weight = pca.merged_means(self.count, self.mean, count, mean)
         self.scatter += scatter
         self.scatter += weight * delta[:, :, None] * delta[:, None, :]
 
@@ -255,22 +245,24 @@ class CoefficientMoments:
 @torch.no_grad()
 def fit_channel_dct(moments: CoefficientMoments, n_components: int | float | None) -> ChannelDCT:
     """Find the rotation of the channels, and keep as many coefficients as asked for."""
-    check_sample_count(None, moments.count)
+    pca.check_sample_count(None, moments.count)
     mean = moments.mean.T.reshape(moments.shape)
     # The DCT is orthonormal: the scatter of the pixels' channels is the sum over frequencies.
-    _, rotation = eigh_descending(moments.scatter.sum(0))
-    rotation = rotation * signs(rotation)
+    _, rotation = pca.eigh_descending(moments.scatter.sum(0))
+    rotation = rotation * pca.signs(rotation)
     scatter = torch.einsum("fcd,ck,dk->kf", moments.scatter, rotation, rotation).clamp_min(0.0)
     ordered, order = scatter.flatten().sort(descending=True, stable=True)
     varying = ordered[ordered > NO_VARIANCE * ordered[0]]
-    kept = choose_among(n_components, varying, "that of the coefficients which vary", moments.count)
+    kept = pca.choose_among(
+        n_components, varying, "that of the coefficients which vary", moments.count
+    )
     return ChannelDCT(
         mean=dct_images(mean, moments.height, moments.width).flatten().cpu(),
         rotation=rotation.cpu(),
         order=order[:kept].cpu(),
         singular_values=ordered[:kept].sqrt().cpu(),
         n_samples=moments.count,
-        total_variance=total_variance(ordered, moments.count),
+        total_variance=pca.total_variance(ordered, moments.count),
     )
 
 

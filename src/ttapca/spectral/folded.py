@@ -24,18 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from ttapca.errors import AttachError
+from ttapca.spectral import pca
 from ttapca.spectral.basis import MatrixBasis, TensorForm
-from ttapca.spectral.pca import (
-    Decomposition,
-    Moments,
-    check_sample_count,
-    choose_components,
-    eigh_descending,
-    finite_samples,
-    products_about_mean,
-    signs,
-    total_variance,
-)
 
 WEIGHTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 # These pass numbers on, or cut images into patches, which is linear without any weights.
@@ -110,7 +100,7 @@ class Folded(MatrixBasis):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class FoldedPCA(Decomposition):
+class FoldedPCA(pca.Decomposition):
     """The PCA of an affine layer's output, whose mean and samples are those of its input."""
 
     project: Tensor  # P, from centred input to components, shape (q, components)
@@ -118,7 +108,7 @@ class FoldedPCA(Decomposition):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class InputPCA(Decomposition):
+class InputPCA(pca.Decomposition):
     """The same without B, which takes memory: P has arbitrary signs, and U leads to B."""
 
     project: Tensor  # P, shape (q, components)
@@ -158,7 +148,7 @@ class LinearPart:
     def signs_of(self, columns: Tensor) -> Tensor:
         """Return the `signs` of W times columns, (q, n) to (n,)."""
         parts = torch.split(columns, self.chunk, dim=1)  # the whole product may be too large
-        return torch.cat([signs(self.apply(part.T).T) for part in parts])
+        return torch.cat([pca.signs(self.apply(part.T).T) for part in parts])
 
     @functools.cached_property
     def factor(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -169,7 +159,7 @@ class LinearPart:
         pivots = lower.diagonal()
         if not failed and pivots.min() > CHOLESKY_PIVOT_RATIO * pivots.max():
             return lower, lambda some: torch.linalg.solve_triangular(lower.T, some, upper=True)
-        eigenvalues, vectors = eigh_descending(gram)
+        eigenvalues, vectors = pca.eigh_descending(gram)
         # At least one direction stays: a layer of zeros is then reported as constant activations.
         rank = max(1, int((eigenvalues > NULL_DIRECTION * eigenvalues[0]).sum()))
         scale, directions = eigenvalues[:rank].sqrt(), vectors[:, :rank]
@@ -202,12 +192,12 @@ def is_affine(layer: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def fold(moments: Moments, linear: LinearPart, n_components: int | float | None) -> InputPCA:
+def fold(moments: pca.Moments, linear: LinearPart, n_components: int | float | None) -> InputPCA:
     """Decompose the output of an affine layer from the moments of its input."""
     right = linear.factor[0]
     # One expression, so that no other matrix of q x q stays in memory during the decomposition.
-    eigenvalues, rotation = eigh_descending(right.T @ moments.scatter.cpu() @ right)
-    kept = choose_components(n_components, eigenvalues, moments.count)
+    eigenvalues, rotation = pca.eigh_descending(right.T @ moments.scatter.cpu() @ right)
+    kept = pca.choose_components(n_components, eigenvalues, moments.count)
     rotation = rotation[:, :kept]
     return InputPCA(
         mean=moments.mean.cpu().clone(),
@@ -215,7 +205,7 @@ def fold(moments: Moments, linear: LinearPart, n_components: int | float | None)
         rotation=rotation,
         singular_values=eigenvalues[:kept].sqrt(),
         n_samples=moments.count,
-        total_variance=total_variance(eigenvalues, moments.count),
+        total_variance=pca.total_variance(eigenvalues, moments.count),
     )
 
 
@@ -236,10 +226,10 @@ class InputGram:
     @torch.no_grad()
     def __init__(self, batches: Iterable[Tensor], linear: LinearPart) -> None:
         self._linear = linear
-        rows = [finite_samples(batch, linear.input_size).cpu() for batch in batches]
+        rows = [pca.finite_samples(batch, linear.input_size).cpu() for batch in batches]
         self._inputs = torch.cat(rows)
         self.count = len(self._inputs)
-        check_sample_count(None, self.count)
+        pca.check_sample_count(None, self.count)
         # Centred once, in float64, before anything is multiplied: afterwards, digits are lost.
         self._mean = self._inputs.mean(0, dtype=torch.float64)
         self._there_and_back = torch.empty(self._inputs.shape, dtype=torch.float64)  # Z
@@ -259,10 +249,10 @@ class InputGram:
         kept = torch.ones(self.count, dtype=torch.bool)
         kept[list(leave_out)] = False
         # Centred again: rounding, and those that are left out, have moved the mean.
-        products = products_about_mean(self._products[kept][:, kept])
-        eigenvalues, vectors = eigh_descending((products + products.T) / 2)
+        products = pca.products_about_mean(self._products[kept][:, kept])
+        eigenvalues, vectors = pca.eigh_descending((products + products.T) / 2)
         count = len(products)
-        vectors = vectors[:, : choose_components(n_components, eigenvalues, count)]
+        vectors = vectors[:, : pca.choose_components(n_components, eigenvalues, count)]
         # For all samples, with zeros for those that are left out: no copy of all inputs is made.
         weights = vectors.new_zeros(self.count, vectors.shape[1])
         weights[kept] = vectors - vectors.mean(0)
@@ -279,7 +269,7 @@ class InputGram:
             rebuild=rebuild.mul_(sign),
             singular_values=lower.diagonal().clone(),
             n_samples=count,
-            total_variance=total_variance(eigenvalues, count),
+            total_variance=pca.total_variance(eigenvalues, count),
         )
 
     def _times_inputs(self, weights: Tensor) -> Tensor:

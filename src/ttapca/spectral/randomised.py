@@ -20,16 +20,7 @@ from torch import Tensor
 
 from ttapca._checks import Whole, check_option
 from ttapca.errors import OptionError
-from ttapca.spectral.pca import (
-    PCA,
-    check_sample_count,
-    choose_components,
-    eigh_descending,
-    finite_samples,
-    float64_device,
-    merged_means,
-    signs,
-)
+from ttapca.spectral import pca
 
 # Extra columns beyond the components asked for: the trailing ones converge slowest.
 OVERSAMPLING = 64
@@ -42,7 +33,7 @@ MAX_PASSES = 8
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RandomisedPCA(PCA):
+class RandomisedPCA(pca.PCA):
     """A PCA with a bound on its error."""
 
     # Bound on the relative distance of each squared singular value from the nearest exact one.
@@ -68,12 +59,12 @@ def _read(batches: Iterable[Tensor], block: Tensor) -> _Pass:
     count, mean, trace = 0, torch.zeros_like(block[:, 0]), 0.0
     product = torch.zeros_like(block)
     for batch in batches:
-        samples = finite_samples(batch, len(block)).to(block)
+        samples = pca.finite_samples(batch, len(block)).to(block)
         if not len(samples):
             continue
         own_mean = samples.mean(0)
         centred = samples - own_mean
-        count, mean, delta, weight = merged_means(count, mean, len(samples), own_mean)
+        count, mean, delta, weight = pca.merged_means(count, mean, len(samples), own_mean)
         product.addmm_(centred.T, centred @ block)
         product.addr_(delta, delta @ block, alpha=weight)
         trace += float(centred.square().sum() + weight * delta.square().sum())
@@ -114,8 +105,8 @@ class _KrylovSpace:
 
     def ritz(self, n_components: int, n_samples: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the first eigenvalues within the space, their vectors, and their bounds."""
-        eigenvalues, rotation = eigh_descending(self._inner)
-        kept = choose_components(n_components, eigenvalues, n_samples)
+        eigenvalues, rotation = pca.eigh_descending(self._inner)
+        kept = pca.choose_components(n_components, eigenvalues, n_samples)
         eigenvalues, rotation = eigenvalues[:kept], rotation[:, :kept]
         # S times a Ritz vector leaves the space through the last block only.
         residual = self._outside @ rotation[-self._outside.shape[1] :]
@@ -164,8 +155,8 @@ def randomised_pca(
     generator = generator or torch.Generator().manual_seed(0)
     columns = min(n_components + OVERSAMPLING, size)
     start = torch.randn(size, columns, generator=generator, dtype=torch.float64)
-    scatter = _read(passes_over(), start.to(float64_device(device)))
-    check_sample_count(n_components, scatter.n_samples)
+    scatter = _read(passes_over(), start.to(pca.float64_device(device)))
+    pca.check_sample_count(n_components, scatter.n_samples)
     space = _KrylovSpace()
     block = _orthonormal(scatter.product)
     for _ in range(max_passes - 1):
@@ -186,7 +177,7 @@ def randomised_pca(
     basis = space.columns(rotation)
     return RandomisedPCA(
         mean=scatter.mean,
-        basis=basis * signs(basis),
+        basis=basis * pca.signs(basis),
         singular_values=eigenvalues.sqrt(),
         n_samples=scatter.n_samples,
         total_variance=scatter.trace / (scatter.n_samples - 1),
