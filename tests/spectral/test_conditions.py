@@ -292,7 +292,7 @@ def test_nothing_is_known_of_a_new_stream() -> None:
     assert nothing.centres.shape == nothing.searched.shape == nothing.last(1).shape == (0, SIZE)
     states = ConditionStates.of_source(rows(100, 0).exp(), None, 4)
     assert states is not None
-    assert states.nothing_known().centres.shape == (0, SIZE)
+    assert states.describe.size == SIZE
     assert ConditionStates.of_source(rows(100, 0).exp(), None, 1) is None  # nobody asks
     assert ConditionStates.of_source(rows(4 * SIZE - 1, 0).exp(), None, 4) is None
     assert ConditionStates.of_source(None, None, 4) is None

@@ -27,7 +27,7 @@ from ttapca.spectral.cosine import CoefficientMoments, Cosine, fit_channel_dct
 from ttapca.spectral.cross_validation import energies_of, rest_of
 from ttapca.spectral.gains import Gain, SourceComponents, make_gain
 from ttapca.spectral.other_sizes import OtherSize
-from ttapca.spectral.stream import Stream
+from ttapca.spectral.stream import Stream, shift_of
 from ttapca.spectral.stream_batch import ImageRows, StreamBatch
 from ttapca.spectral.stream_state import Spectrum, StreamState, leaves
 
@@ -298,7 +298,7 @@ def test_one_stream_holds_images_of_several_sizes(components: int | None) -> Non
             generator = torch.Generator().manual_seed(7)
             x = x + level * torch.randn(x.shape, generator=generator, dtype=torch.float64)
             layer(x)
-            found[size] = bands_seen_by(gain), gain.stream.shift, layer.gains()
+            found[size] = bands_seen_by(gain), shift_of(gain.stream.state), layer.gains()
     for size in sizes:
         energies, shift, gains = clean[size]
         assert shift == 0
@@ -390,7 +390,7 @@ def test_what_resizing_does_is_no_shift() -> None:
     layer(smaller)
     gain = layer.gain
     assert isinstance(gain, ClosedFormGain)
-    assert gain.stream.shift < 0.05
+    assert shift_of(gain.stream.state) < 0.05
     evidence = gain.evidence_in(state_of(gain))
     assert evidence is not None
     [leeway] = seen_by(gain).leeway
@@ -529,7 +529,7 @@ def test_copies_moves_and_new_values_are_followed() -> None:
     for size in range(5, 12):  # more than are kept
         layer(images(2, shape=(3, size, size)))
     torch.testing.assert_close(layer(x), expected)
-    assert len(pickle.dumps(layer)) == empty
+    assert len(pickle.dumps(layer)) < empty + 500  # sizes, but no maps
     torch.testing.assert_close(copy.deepcopy(layer)(x), expected)
     single = copy.deepcopy(layer).float()
     torch.testing.assert_close(single(x.float()).double(), expected, rtol=0, atol=1e-4)

@@ -56,17 +56,13 @@ class Basis(nn.Module, abc.ABC):
     kind: ClassVar[str] = "Principal components"  # name of the components, for messages
     principal: ClassVar[bool] = True  # whether they are principal ones
     of_weights: ClassVar[bool] = False  # whether `check_layer` compares the layer's weights
+    of_input = False  # whether components are those of the layer's input, and not of its output
     at_once: int | None = None  # samples that are best worked on at a time; None for a whole batch
 
     @property
     @abc.abstractmethod
     def n_components(self) -> int:
         """Number of components."""
-
-    @property
-    def of_input(self) -> bool:
-        """Whether components are those of the layer's input, and not of its output."""
-        return False
 
     @abc.abstractmethod
     def project(self, centred: Tensor) -> Tensor:
@@ -211,13 +207,10 @@ class MatrixBasis(Basis):
 
     @classmethod
     def from_tensors(
-        cls,
-        tensors: Mapping[str, Tensor],
-        shape: tuple[int, ...],  # noqa: ARG003 - see `Basis`
-        *,
-        at_input: bool,  # noqa: ARG003
+        cls, tensors: Mapping[str, Tensor], shape: tuple[int, ...], *, at_input: bool
     ) -> Basis:
         """See `Basis`."""
+        del shape, at_input
         return cls(*(tensors[name] for name in cls.file_names.values()))
 
 

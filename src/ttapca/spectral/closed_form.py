@@ -17,7 +17,7 @@ from ttapca.spectral.closed_form_rule import (
     Scaling,
     independent_images,
 )
-from ttapca.spectral.conditions import ConditionStates
+from ttapca.spectral.conditions import ConditionStates, KnownConditions
 from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.gains import (
     ABOVE_ONE,
@@ -72,16 +72,16 @@ class ClosedFormGain(ClosedFormRule):
     def join(self, stream: Stream) -> None:
         """Belong to this stream, or to all streams that take turns in it."""
         self.stream = stream
-        self.number = stream.add_filter(self.empty_spectrum(), self._take)
+        self.number = stream.add_filter(self._empty_spectrum(), self._take)
         if self.conditions is not None:
-            stream.declare_state(conditions=self.conditions.nothing_known())
+            known = KnownConditions.none(self.conditions.describe.size)
+            stream.declare_state(conditions=known)
 
-    def empty_spectrum(self) -> Spectrum:
-        """Return the spectrum of a new stream, in one row."""
+    def _empty_spectrum(self) -> Spectrum:
         ones = self.variances.new_ones(1, len(self.variances))
         none = torch.zeros(1, dtype=torch.float64)
         mean = torch.zeros_like(ones) if self.center else None
-        found = Spectrum(none, none, ones, none, none, self.no_leeway()[None], mean)
+        found = Spectrum(none, none, ones, none, none, self.leeway_of(None)[None], mean)
         if not self.watches_rest:
             return found
         rest = ones.new_zeros(1, self._sample_size)

@@ -237,14 +237,10 @@ class ClosedFormRule(Gain):
         self._white_noise = (white @ self.averages).to("cpu", torch.float64)  # (bands,)
         self._table: tuple[Tensor, NormalRange] | None = None  # see `make_traceable`
 
-    def no_leeway(self) -> Tensor:
-        """Return `leeway_of` images of the fitted size: nothing has been done to them."""
-        return self.normal.energies.new_zeros(2, self.normal.energies.shape[1])
-
     def leeway_of(self, size: OtherSize | None) -> Tensor:
         """Return how resizing may have changed log energies, float64, shape (2, bands)."""
-        if size is None:
-            return self.no_leeway()
+        if size is None:  # the fitted size: nothing has been done to them
+            return self.normal.energies.new_zeros(2, self.normal.energies.shape[1])
         bands = self.by_band(size.leeway(self.variances).exp()).log()
         # What lies outside the basis is the end of the spectrum, as the last band is.
         return torch.cat([bands, bands[:, -1:]], 1) if self.watches_rest else bands

@@ -175,10 +175,6 @@ class ConditionStates:
         describe = Appearances(energies, textures, constants)
         return cls(describe, most, constants) if describe.known else None
 
-    def nothing_known(self) -> KnownConditions:
-        """Return the conditions of a new stream."""
-        return KnownConditions.none(self.describe.size)
-
     def told_apart(
         self, known: KnownConditions, appearances: Numbers
     ) -> tuple[KnownConditions, NDArray[np.int64], set[int]]:

@@ -63,7 +63,7 @@ class Cosine(Basis):
         self, rotation: Tensor, order: Tensor, shape: tuple[int, ...], *, at_input: bool = False
     ) -> None:
         super().__init__()
-        self.at_input = at_input
+        self.at_input = self.of_input = at_input  # it does not know the layer
         self.shape = tuple(shape)
         self.register_buffer("rotation", rotation)
         self.register_buffer("order", order)
@@ -72,11 +72,6 @@ class Cosine(Basis):
             self.register_buffer(name, dct_matrix(size).to(rotation), persistent=False)
         self._fast = TensorCache[FastCosines]()
         self.at_once = at_once(self.shape)
-
-    @property
-    def of_input(self) -> bool:
-        """See `Basis`: it does not know the layer."""
-        return self.at_input
 
     @property
     def n_components(self) -> int:
@@ -153,12 +148,13 @@ class Cosine(Basis):
         """See `Basis`."""
         size = math.prod(shape)
         words = f"different places from 0 to {size - 1:,}"
-        return {
-            "project": orthonormal((shape[0], shape[0])),
-            "order": TensorForm(
-                (n_components,), torch.int64, words, lambda order: _different_places(order, size)
-            ),
-        }
+
+        def different_places(order: Tensor) -> bool:
+            inside = (order >= 0) & (order < size)
+            return bool(inside.all()) and len(set(order.tolist())) == len(order)
+
+        order = TensorForm((n_components,), torch.int64, words, different_places)
+        return {"project": orthonormal((shape[0], shape[0])), "order": order}
 
     @classmethod
     def from_tensors(
@@ -264,8 +260,3 @@ def fit_channel_dct(moments: CoefficientMoments, n_components: int | float | Non
         n_samples=moments.count,
         total_variance=pca.total_variance(ordered, moments.count),
     )
-
-
-def _different_places(order: Tensor, size: int) -> bool:
-    inside = (order >= 0) & (order < size)
-    return bool(inside.all()) and len(set(order.tolist())) == len(order)

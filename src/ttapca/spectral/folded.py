@@ -256,7 +256,9 @@ class InputGram:
         # For all samples, with zeros for those that are left out: no copy of all inputs is made.
         weights = vectors.new_zeros(self.count, vectors.shape[1])
         weights[kept] = vectors - vectors.mean(0)
-        rebuild = self._times_inputs(weights)
+        rebuild = weights.new_zeros(self._inputs.shape[1], weights.shape[1])  # X^T times weights
+        for rows, part in zip(self._inputs.split(ROWS), weights.split(ROWS), strict=True):
+            rebuild.addmm_((rows - self._mean).T, part)
         project = self._there_and_back.T @ weights
         # B^T P is s^2 up to rounding, which grows as singular values get small.
         lower = torch.linalg.cholesky(rebuild.T @ project)
@@ -271,12 +273,3 @@ class InputGram:
             n_samples=count,
             total_variance=pca.total_variance(eigenvalues, count),
         )
-
-    def _times_inputs(self, weights: Tensor) -> Tensor:
-        """Return X^T times weights, some samples at a time: (samples, n) to (q, n)."""
-        total = weights.new_zeros(self._inputs.shape[1], weights.shape[1])
-        for rows, part in zip(
-            torch.split(self._inputs, ROWS), torch.split(weights, ROWS), strict=True
-        ):
-            total.addmm_((rows - self._mean).T, part)
-        return total

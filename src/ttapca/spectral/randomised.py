@@ -13,7 +13,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,16 +45,8 @@ def singular_value_error(error_bound: Tensor) -> float:
     return 1 - math.sqrt(max(0.0, 1 - worst))
 
 
-class _Pass(NamedTuple):
-    """The result of one pass: number and mean of the samples, S Q for a block Q, trace of S."""
-
-    n_samples: int
-    mean: Tensor
-    product: Tensor
-    trace: float
-
-
-def _read(batches: Iterable[Tensor], block: Tensor) -> _Pass:
+def _read(batches: Iterable[Tensor], block: Tensor) -> tuple[int, Tensor, Tensor, float]:
+    """Return number and mean of the samples of a pass, S Q for a block Q, and the trace of S."""
     count, mean, trace = 0, torch.zeros_like(block[:, 0]), 0.0
     product = torch.zeros_like(block)
     for batch in batches:
@@ -68,7 +59,7 @@ def _read(batches: Iterable[Tensor], block: Tensor) -> _Pass:
         product.addmm_(centred.T, centred @ block)
         product.addr_(delta, delta @ block, alpha=weight)
         trace += float(centred.square().sum() + weight * delta.square().sum())
-    return _Pass(count, mean, product, trace)
+    return count, mean, product, trace
 
 
 class _KrylovSpace:
@@ -155,14 +146,14 @@ def randomised_pca(
     generator = generator or torch.Generator().manual_seed(0)
     columns = min(n_components + OVERSAMPLING, size)
     start = torch.randn(size, columns, generator=generator, dtype=torch.float64)
-    scatter = _read(passes_over(), start.to(pca.float64_device(device)))
-    pca.check_sample_count(n_components, scatter.n_samples)
+    count, _, product, _ = _read(passes_over(), start.to(pca.float64_device(device)))
+    pca.check_sample_count(n_components, count)
     space = _KrylovSpace()
-    block = _orthonormal(scatter.product)
+    block = _orthonormal(product)
     for _ in range(max_passes - 1):
-        scatter = _read(passes_over(), block)
-        space.add(block, scatter.product)
-        eigenvalues, rotation, bounds = space.ritz(n_components, scatter.n_samples)
+        count, mean, product, trace = _read(passes_over(), block)
+        space.add(block, product)
+        eigenvalues, rotation, bounds = space.ritz(n_components, count)
         reached = singular_value_error(bounds)
         if reached <= tolerance or space.complete:
             break
@@ -176,11 +167,11 @@ def randomised_pca(
         )
     basis = space.columns(rotation)
     return RandomisedPCA(
-        mean=scatter.mean,
+        mean=mean,
         basis=basis * pca.signs(basis),
         singular_values=eigenvalues.sqrt(),
-        n_samples=scatter.n_samples,
-        total_variance=scatter.trace / (scatter.n_samples - 1),
+        n_samples=count,
+        total_variance=trace / (count - 1),
         error_bound=bounds,
     )
 

@@ -144,11 +144,6 @@ class Stream:
         return int(self.now("batches"))
 
     @property
-    def shift(self) -> float:
-        """How surely the data have shifted, from 0 to 1; 1 if no filter can tell."""
-        return shift_of(self.state)
-
-    @property
     def values(self) -> dict[str, Any]:
         """All values by name, including the changes of this batch, and the state."""
         found = self._past | self._present
