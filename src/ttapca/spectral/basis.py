@@ -244,13 +244,9 @@ def _has_unit_columns(matrix: Tensor) -> bool:
 
 
 def _half_product(row: Tensor, matrix: Tensor | None) -> Tensor | None:
-    """Multiply a single sample by the transpose of a float16 matrix: (1, n) and (m, n) to (1, m).
-
-    None if float32 must be used: for batches, under gradients, on other devices than the CPU, while
-    a model is compiled, and for numbers that float16 cannot hold.
-    """
-    # Reading the matrix takes most of the time, and float16 is half as much to read. While a model
-    # is exported, the number of rows must not be looked at.
+    """Multiply a sample by a float16 matrix, (1, n) and (m, n) to (1, m); None if it cannot be."""
+    # Reading the matrix takes most of the time of one sample, and float16 is half as much to read.
+    # While a model is exported, the number of rows must not be looked at.
     if matrix is None or torch.compiler.is_compiling() or len(row) != 1 or torch.is_grad_enabled():
         return None
     # `.to(...)` may have moved or widened the matrix.

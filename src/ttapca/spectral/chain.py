@@ -124,10 +124,7 @@ def design_effect(images: AnyNumber, likeness: AnyNumber) -> AnyNumber:
 
 
 class ClassChain:
-    """The chain for the streams of one network, with source shares of shape (classes,).
-
-    If streams are surely `ordered`, there are no regimes but runs.
-    """
+    """The chain for the streams of one network; if streams are surely `ordered`, all have runs."""
 
     xp: Any = np  # the library whose arrays it reads; see `computing_with`
 

@@ -176,12 +176,7 @@ def sure_share(
 
 
 class ClosedFormRule(Gain):
-    """The source's statistics, and the rule that leads to gains.
-
-    In each band, only the part of the log energy outside the range of source batches of the same
-    size counts. So a single image, whose energies vary much by nature, changes little unless it is
-    far off, and clean batches hardly change at all. For the options see `ttapca.methods.wiener`.
-    """
+    """The source's statistics, and the rule that leads to gains; for options see `Wiener`."""
 
     keeps_rest = True
     variances: Tensor

@@ -42,11 +42,7 @@ LEAST_DEVIATION = 1e-6
 
 
 class Appearances:
-    """Describes images in units of how source images vary, given energies and textures of these.
-
-    The logarithms of band energies and textures are whitened: so the subject of an image counts
-    little, and its condition much.
-    """
+    """Describes images by logarithms of band energies and textures, whitened by the source."""
 
     def __init__(
         self,
@@ -58,6 +54,7 @@ class Appearances:
         measured = _beside(energies, textures)
         self._least = LEAST * measured.median(0).values.clamp(min=torch.finfo(torch.float32).tiny)
         logarithms = (measured + self._least).log()
+        # Whitened, so that the subject of an image counts little, and its condition much.
         self._mean = logarithms.mean(0)
         self._deviation = logarithms.std(0).clamp(min=LEAST_DEVIATION)
         unit = (logarithms - self._mean) / self._deviation

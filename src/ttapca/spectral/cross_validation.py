@@ -26,10 +26,7 @@ def energies_of(
     project: Callable[[Tensor], Tensor],
     n_samples: int,
 ) -> Tensor:
-    """Return the band energies of samples, (samples, size) to (samples, bands), each by the others.
-
-    Mean and variances are of all `n_samples`; `project` leads from centred samples to components.
-    """
+    """Return band energies of samples, (samples, bands), with mean and variances of the others."""
     edges, others = band_edges(len(variances)), n_samples - 1
     found = []
     # A few at a time: large images have as many components as pixels.
@@ -109,11 +106,7 @@ def calibrate(
 
 
 def _by_others(squares: list[Tensor], *, alone: bool) -> tuple[Tensor, Tensor]:
-    """Return band energies of samples by the variances of others, and the variances over all.
-
-    Squares are those of the components of each fold. The others are all samples but one if samples
-    stand `alone`, else all other folds.
-    """
+    """Return band energies of samples by the variances of others, and the variances over all."""
     together = torch.cat(squares)
     total, count = together.sum(0), len(together)
     own, sizes = together, torch.ones(count, 1)

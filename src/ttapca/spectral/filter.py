@@ -204,10 +204,7 @@ def _rest_gains(gains: Tensor, scale: Tensor | float | None) -> Tensor:
 
 
 def _leading_that_differ(gains: Tensor, rest: Tensor) -> int:
-    """Return the number of leading components to rebuild: all others are scaled like the rest.
-
-    Closed-form gains are constant from the middle of the last band on: a quarter is rebuilt.
-    """
+    """Return the number of leading components to rebuild: all others are scaled like the rest."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():  # numbers must not decide there
         return gains.shape[-1]
     different = (gains != rest).reshape(-1, gains.shape[-1]).any(0)

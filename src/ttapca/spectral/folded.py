@@ -2,9 +2,8 @@
 
 Let the layer be A = W u + b with u of q numbers and A of p, S_u the scatter of u, and G = W^T W = R
 R^T (q x q). Then R^T S_u R = U D U^T: D are the eigenvalues of the scatter of A, and the columns of
-V = W R^-T U its eigenvectors. The components of A are (u - mean) P with P = R U, and scaling them
-by gains and going back is u' = mean + (components * gains) B^T with B = R^-T U, followed by the
-layer itself. Eigenvectors of G with eigenvalue zero are not seen by the layer, and dropped.
+V = W R^-T U its eigenvectors. The components of A are (u - mean) P with P = R U, and going back is
+u' = mean + (components * gains) B^T with B = R^-T U, followed by the layer itself.
 
 With fewer samples than inputs, `InputGram` needs no q x q matrix either. With the centred inputs as
 the rows of X, and Z = X W^T W, X Z^T = U s^2 U^T is the Gram matrix of the outputs, with their

@@ -1,10 +1,9 @@
 """Pixels and their neighbours: outliers, which are repaired, and the texture of images.
 
-No linear filter removes impulses such as salt and pepper: it spreads them. A median does, but it
-also removes detail, so it is applied only to values that *stray* far from the median of their 3 x 3
-neighbourhood, in images that have clearly more of these than source images. Texture strays mostly
-in all colours at once and an impulse in one channel, so pixels with exactly one channel that strays
-tell outliers from texture even in a single image.
+A median removes impulses such as salt and pepper, but also detail. So it is applied only to values
+that *stray* far from the median of their 3 x 3 neighbourhood, in images that have clearly more of
+these than source images. Texture strays mostly in all colours at once and an impulse in one
+channel, so pixels with one channel that strays tell outliers from texture even in a single image.
 """
 
 from __future__ import annotations
@@ -217,11 +216,7 @@ class SourceOutliers:
         return usual + away * math.sqrt(1 + size / images)
 
     def repaired(self, images: Tensor) -> tuple[Tensor, float]:
-        """Return a batch with outliers replaced by local medians, and the share of values astray.
-
-        Up to `LOOKED_AT` of its images, or `LOOKED_AT_VALUES` of their values, evenly spread,
-        decide; of large images often strips.
-        """
+        """Return a batch with local medians for outliers, and the share of values astray."""
         mended, [share] = self.repaired_each(images, [len(images)])
         return mended, share
 

@@ -37,10 +37,7 @@ SOFTEST = -3.0
 
 
 class OtherSize:
-    """Leads from images of another size, (C, h, w), to coefficients of the fitted size, and back.
-
-    `mean` is the source mean at the fitted size, (C H W,); the attribute is that of this size.
-    """
+    """Leads from images of another size, (C, h, w), to coefficients of the fitted one, and back."""
 
     def __init__(self, basis: Cosine, shape: tuple[int, ...], mean: Tensor) -> None:
         self.shape = shape
@@ -107,10 +104,7 @@ class OtherSize:
         return table.flatten(-3)
 
     def offset(self, inside: Tensor, outside: Tensor | None) -> Tensor:
-        """Return the coefficients here, (..., C h w), of a mean image known at the fitted size.
-
-        Its layout alone counts: the texture of the mean belongs to one size.
-        """
+        """Return the coefficients here, (..., C h w), of a mean image known at the fitted size."""
         before = inside.shape[:-1]
         every = inside.new_zeros(*before, math.prod(self._basis.shape))
         every = every.index_copy(-1, self._basis.order, inside)

@@ -31,10 +31,8 @@ GOLDEN_RATIO = 0.6180339887498949
 
 
 def position_hash(positions: Tensor) -> Tensor:
-    """Return a number from 0 to 1 for each position, spread evenly for positions of any range.
-
-    A period in the data, such as classes that take turns, leaves no trace in a choice by it.
-    """
+    """Return a number from 0 to 1 for each position, spread evenly for positions of any range."""
+    # A period in the data, such as classes that take turns, leaves no trace in a choice by it.
     return positions.double() * GOLDEN_RATIO % 1
 
 

@@ -199,10 +199,7 @@ def late_layers(paths: list[str]) -> list[str]:
 def pair_statistic(
     features: Tensor, shares: Tensor, weights: Tensor, layers: Mapping[str, int], stride: int
 ) -> PairStatistic | None:
-    """Find a pair statistic in late layers; None if they do not tell classes apart.
-
-    Features are channel means of source images in all layers, (images, channels), `stride` apart.
-    """
+    """Find a pair statistic in late layers; None if they do not tell classes apart."""
     images, size = features.shape
     directions = min(shares.shape[1] - 1, LARGEST_RANK, size // 2)
     if images < IMAGES_A_FEATURE * size or directions < 1:

@@ -94,13 +94,12 @@ def read_saved(data: bytes, kind: str, like: StreamState | None, name: str) -> S
     fingerprint of the reader, and `like` the state of its new streams.
     """
     about = _about(data, name)
+    found = shown(about.get("format"))
     if about.get("format") in OLDER:
         raise SavedStreamError(
-            f"{name} was saved by an older ttapca ({shown(about['format'])}), which kept other "
-            "numbers of a stream. Let the stream begin anew."
+            f"{name} was saved by an older ttapca ({found}). Let the stream begin anew."
         )
     if about.get("format") != FORMAT:
-        found = shown(about.get("format"))
         raise SavedStreamError(f"{name} must be of the format `{FORMAT}`; found {found}.")
     if about.get("kind") != kind:
         raise SavedStreamError(
@@ -236,8 +235,6 @@ class _Reader:
         return found.double().numpy() if isinstance(like, np.ndarray) else found.to(expected)
 
     def _check_values(self, name: str, found: Tensor) -> None:
-        if found.dtype not in PRECISIONS:
-            self._refuse(name, f"has numbers of the type {found.dtype}")
         most = LARGEST if found.dtype == torch.float64 else LARGEST_SINGLE
         if name.rpartition(".")[2] in SHARES:
             most = 1.0
@@ -273,7 +270,7 @@ class _Reader:
         found = self._tensors.pop(name, None)
         if found is None:
             return None
-        if found.dim() != 1 or len(found) not in sizes:
+        if found.dtype not in PRECISIONS or found.dim() != 1 or len(found) not in sizes:
             self._refuse(name, OTHER_SHAPE)
         self._check_values(name, found)
         return found.double()

@@ -1,9 +1,8 @@
 """One stream of samples: its state, and the values and parts of the methods that adapt to it.
 
-Everything that changes at test time is declared here once. The *state* of closed-form filters and
-statistics is made anew by a `StreamBatch`. A *value* belongs to one method, by name, and is
-replaced, never written into. A *part* lives elsewhere, as parameters do. Changes of a batch are
-kept apart until the batch is over, so that a broken batch leaves no mark.
+The *state* of closed-form filters and statistics is made anew by a `StreamBatch`. A *value* belongs
+to one method, by name, and is replaced, never written into. A *part* lives elsewhere, as parameters
+do. Changes of a batch are kept apart until it is over: a broken one leaves no mark.
 """
 
 from __future__ import annotations
@@ -108,11 +107,7 @@ class ScaleGivenBack:
 
 
 class Stream:
-    """State, values and parts of one stream; a sample counts 1 / e after `memory` others.
-
-    Until `start_batch` is called, every pass counts. After that, only the first pass of each batch
-    does, for each value separately.
-    """
+    """State, values and parts of one stream; a sample counts 1 / e after `memory` others."""
 
     def __init__(self, memory: float = math.inf) -> None:
         self.memory = memory
@@ -129,7 +124,8 @@ class Stream:
         self._parts: dict[str, Part] = {}
         self._before: dict[str, Any] | None = None  # the contents before the batch that is open
         self._next: Mapping[str, Any] | None = None  # contents that are being put in place
-        # Values that have seen this batch; None before the first one: every pass counts.
+        # Values that have seen this batch: only its first pass counts for each. None before the
+        # first batch: every pass counts.
         self._counted: set[str] | None = None
         self._within_batch = False
 
@@ -164,10 +160,8 @@ class Stream:
         return len(before)
 
     def opened(self, size: int) -> StreamBatch:
-        """Return the batch that goes through the model, of this many samples.
-
-        Between batches it is one that leaves no mark; as long as every pass counts, a new one.
-        """
+        """Return the batch that goes through the model, of this many samples."""
+        # Between batches it leaves no mark; as long as every pass counts, it is a new one.
         if self.batch is not None:
             if self.batch.size is None:
                 self.batch.size = size

@@ -126,11 +126,7 @@ class StreamBatch:
         self.implausible, self._counted_images = images, None
 
     def tell_apart(self, conditions: ConditionStates, looks: Tensor) -> None:
-        """Find the condition of each image by descriptions of the images, shape (images, numbers).
-
-        An image that does not count, or has no finite description, goes with the last one of its
-        stream.
-        """
+        """Find the condition of each image by descriptions of the images, (images, numbers)."""
         if not self.wants_conditions or len(looks) != self.size:
             return
         self._told_apart = True
@@ -140,6 +136,7 @@ class StreamBatch:
         else:
             streams = self.rows.stream.cpu().numpy()
             counted = sound & self.rows.counted.cpu().numpy()
+        # An image that does not count, or has no finite description, goes with the last one.
         condition_of = np.zeros(len(looks), dtype=np.int64)
         for number, state in enumerate(self.states):
             own = np.flatnonzero(streams == number)
