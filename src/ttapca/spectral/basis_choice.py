@@ -50,14 +50,11 @@ def acts_on_input(
     output_shape: tuple[int, ...],
     data_shape: tuple[int, ...] | None = None,
 ) -> bool:
-    """Return whether a filter should act on a layer's input, given the shapes of single samples.
-
-    It should if the layer is affine and its input is smaller than its output, or is the images that
-    the model is given: there cosines serve even if matrices would be too large, and single wrong
-    pixels can be seen. The patch embedding of a transformer is such a layer.
-    """
+    """Return whether a filter should act on a layer's input, given the shapes of single samples."""
     if input_shape is None or not is_affine(layer):
         return False
+    # On images that the model is given, cosines serve even if matrices would be too large, and
+    # single wrong pixels can be seen: at the patch embedding of a transformer.
     smaller = math.prod(input_shape) < math.prod(output_shape)
     return smaller or takes_images(input_shape, data_shape)
 

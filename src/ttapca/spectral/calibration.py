@@ -33,11 +33,8 @@ TINY = 1e-12  # in place of zero, which has no logarithm and divides nothing
 
 
 def band_edges(n_components: int) -> list[int]:
-    """Return the edges of bands: band k holds components edges[k] to edges[k + 1] - 1.
-
-    There is one band per doubling: [0, 1, 3, 7, 12] for 12 components. More bands were not better
-    at any batch size (docs/closed-form-evidence.md).
-    """
+    """Return the edges of bands: band k holds components edges[k] to edges[k + 1] - 1."""
+    # One band per doubling: more were not better at any batch size (docs/closed-form-evidence.md).
     return [*(2**band - 1 for band in range(n_components.bit_length())), n_components]
 
 

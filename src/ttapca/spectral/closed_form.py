@@ -317,12 +317,6 @@ class PulledGain(ClosedFormGain):
         self.limit = limit
         self.log_multiplier = nn.Parameter(torch.zeros_like(self.variances))
 
-    def forward(
-        self,
-        components: Tensor | None = None,
-        rest: Tensor | None = None,
-        size: OtherSize | None = None,
-    ) -> Tensor:
+    def forward(self, *seen: Any, **named: Any) -> Tensor:
         """Return the gains; see `Gain`."""
-        gains = super().forward(components, rest, size)
-        return gains * bounded_multiplier(self.log_multiplier, self.limit)
+        return super().forward(*seen, **named) * bounded_multiplier(self.log_multiplier, self.limit)

@@ -2,10 +2,9 @@
 
 Large images take Fourier transforms instead, a third of the time of matrices. Makhoul ("A fast
 cosine transform in one and two dimensions", 1980): put every second pixel of a row first, and the
-others behind them in reverse. The real part of the Fourier transform of these pixels, turned by up
-to a quarter of a wave, is the cosine transform of the row, and so is the imaginary part, counted
-from the end. Along columns, where numbers are complex, a cosine is the sum of two of them, one
-counted from the end. Cosines are not sorted here: the caller knows their places in the table.
+others behind them in reverse. The real part of their Fourier transform, turned by up to a quarter
+of a wave, is the cosine transform of the row, and so is the imaginary part, counted from the end.
+Along columns, where numbers are complex, a cosine is the sum of two of them.
 """
 
 from __future__ import annotations

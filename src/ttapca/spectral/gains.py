@@ -40,11 +40,9 @@ ABOVE_ONE = Number(above=1)
 
 
 def bounded_multiplier(log_multiplier: Tensor, limit: float) -> Tensor:
-    """Return a factor between 1 / limit and limit, close to exp(log_multiplier) near zero.
-
-    The paper found a free multiplicative parameter unstable. In log space a step multiplies instead
-    of adding, and the bound keeps a component from exploding or changing its sign.
-    """
+    """Return a factor between 1 / limit and limit, close to exp(log_multiplier) near zero."""
+    # The paper found a free multiplicative parameter unstable. In log space a step multiplies, and
+    # the bound keeps a component from exploding or changing its sign.
     bound = math.log(limit)
     return torch.exp(bound * torch.tanh(log_multiplier / bound))
 

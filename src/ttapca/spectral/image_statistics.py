@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor
 
-from ttapca.errors import NotEnoughDataError
 from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.support.tensors import at_least_float32
 
@@ -130,11 +129,7 @@ def strays_at_a_glance(images: Tensor, floor: float, constants: Constants = CONS
 
 
 def shares_of(stray: Tensor) -> Tensor:
-    """Return two shares of each image: values that stray, and pixels with exactly one of them.
-
-    Shape (batch, channels, height, width) to (batch, 2), float64. Of one channel, both are the
-    same.
-    """
+    """Return shares of values that stray, and of pixels with exactly one: (batch, 2), float64."""
     if torch.compiler.is_exporting():
         known = stray.float()
         exactly_one = (known.sum(1) == 1).float()
@@ -146,11 +141,7 @@ def shares_of(stray: Tensor) -> Tensor:
 
 
 def measure(images: Tensor) -> Tensor | None:
-    """Measure source images, at least two, so that outliers can be told from texture.
-
-    Return for each image the distance to the local median that one value in a thousand exceeds, and
-    its two `shares_of`, (images, 3), float32; None if most images do not vary at all.
-    """
+    """Measure source images for `SourceOutliers`, (images, 3); None if most do not vary."""
     found = []
     for part in _parts(images):
         precise = at_least_float32(part)
@@ -161,6 +152,7 @@ def measure(images: Tensor) -> Tensor | None:
     floor = floor_of(distances)
     if floor <= 0:
         return None
+    # The distance that one value in a thousand exceeds, and both shares of each image.
     shares = torch.cat([shares_of(strays(part, floor)[0]) for part in _parts(images)])
     return torch.cat([distances[:, None], shares.float().to(distances)], dim=1).cpu()
 
@@ -178,10 +170,6 @@ class SourceOutliers:
     """Knows how many values of source images stray by `measure`, and repairs batches with more."""
 
     def __init__(self, measured: Tensor, constants: Constants = CONSTANTS) -> None:
-        if len(measured) < 2:
-            raise NotEnoughDataError(
-                f"Calibration needs at least two source images; found {len(measured)}."
-            )
         self._constants = constants
         known = measured.detach().to("cpu", torch.float64)
         self.floor = floor_of(known[:, 0], constants)

@@ -166,12 +166,10 @@ def _stretches(count: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
 def _correlations(
     rows: Numbers, variances: Numbers, groupings: Sequence[NDArray[np.int64]]
 ) -> tuple[Numbers, Numbers]:
-    """Return the correlation within groups, (groupings, directions), and the size of a crowd.
-
-    The crowd, by direction, is for how many samples one independent sample stands. A grouping
-    counts if chance does not explain what some direction has, or all together. It counts with all
-    directions then: if one of them resembles, few samples do not acquit the others.
-    """
+    """Return the correlation within groups, (groupings, directions), and the crowd by direction."""
+    # The crowd is for how many samples one independent sample stands. A grouping counts if chance
+    # does not explain what some direction has, or all together, and then with all directions: if
+    # one of them resembles, few samples do not acquit the others.
     found, crowd = np.zeros((len(groupings), len(variances))), np.ones_like(variances)
     together = variances.sum() ** 2 / np.square(variances).sum()  # directions of equal variance
     # All tests together are wrong as rarely as that.

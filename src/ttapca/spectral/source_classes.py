@@ -177,11 +177,7 @@ class SourceClasses:
 
 
 def corrections(table: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the offset of the mean of each channel, and the factor of its variance.
-
-    Of `table`, (1 + rank, 2, channels), see `SourceClasses`; `place` are the coordinates of the
-    present shares, (groups, rank). Both results have the shape (groups, channels).
-    """
+    """Return offsets of channel means, and factors of variances, both (groups, channels)."""
     source_mean, source_square = table[0]
     moved = (place @ table[1:].flatten(1)).view(place.shape[0], 2, -1)
     mean, square = source_mean + moved[:, 0], source_square + moved[:, 1]
