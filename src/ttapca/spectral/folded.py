@@ -256,7 +256,9 @@ class InputGram:
         weights = vectors.new_zeros(self.count, vectors.shape[1])
         weights[kept] = vectors - vectors.mean(0)
         rebuild = weights.new_zeros(self._inputs.shape[1], weights.shape[1])  # X^T times weights
-        for rows, part in zip(self._inputs.split(ROWS), weights.split(ROWS), strict=True):
+        for rows, part in zip(
+            torch.split(self._inputs, ROWS), torch.split(weights, ROWS), strict=True
+        ):
             rebuild.addmm_((rows - self._mean).T, part)
         project = self._there_and_back.T @ weights
         # B^T P is s^2 up to rounding, which grows as singular values get small.
