@@ -45,10 +45,7 @@ class Appearances:
     """Describes images by logarithms of band energies and textures, whitened by the source."""
 
     def __init__(
-        self,
-        energies: Tensor,
-        textures: Tensor | None = None,
-        constants: Constants = CONSTANTS,
+        self, energies: Tensor, textures: Tensor | None = None, constants: Constants = CONSTANTS
     ) -> None:
         self._bands = energies.shape[1]
         measured = _beside(energies, textures)
@@ -144,10 +141,7 @@ class ConditionStates:
     """Finds up to `most` states of a stream, and says which one each image belongs to."""
 
     def __init__(
-        self,
-        describe: Appearances,
-        most: int = CONSTANTS.states,
-        constants: Constants = CONSTANTS,
+        self, describe: Appearances, most: int = CONSTANTS.states, constants: Constants = CONSTANTS
     ) -> None:
         self.describe = describe
         self.most = most
@@ -230,11 +224,7 @@ class ConditionStates:
         return known.with_state(place, centre)
 
     def _with_strangers(
-        self,
-        known: KnownConditions,
-        before: KnownConditions,
-        appearances: Numbers,
-        begun: set[int],
+        self, known: KnownConditions, before: KnownConditions, appearances: Numbers, begun: set[int]
     ) -> tuple[KnownConditions, NDArray[np.bool_]]:
         """Begin states for strangers, and say which images these are."""
         nearest = _nearest(appearances, known.centres)

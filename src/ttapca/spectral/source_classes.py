@@ -88,11 +88,7 @@ class PairStatistic:
         return torch.stack(parts).sum(0)
 
     def log_ratio(
-        self,
-        before: Numbers,
-        features: Numbers,
-        constants: Constants = CONSTANTS,
-        xp: Any = np,
+        self, before: Numbers, features: Numbers, constants: Constants = CONSTANTS, xp: Any = np
     ) -> Numbers:
         """Return how much likelier each pair is if both have one class, as a logarithm.
 

@@ -21,13 +21,7 @@ from ttapca.errors import LayerOutputError
 from ttapca.spectral.chain import ChainState, design_effect
 from ttapca.spectral.conditions import ConditionStates
 from ttapca.spectral.source_classes import ClassPlan, StreamPositions
-from ttapca.spectral.stream_state import (
-    AlarmState,
-    LayerMoments,
-    Spectrum,
-    StreamState,
-    is_finite,
-)
+from ttapca.spectral.stream_state import AlarmState, LayerMoments, Spectrum, StreamState, is_finite
 
 if TYPE_CHECKING:
     from ttapca.spectral.closed_form_rule import Scaling
