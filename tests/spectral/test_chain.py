@@ -22,12 +22,7 @@ Numbers = NDArray[np.float64]
 CHAIN = ClassChain(np.ones(CLASSES))
 STREAMS, IMAGES = 12, 400
 # Two regimes of each kind, so that matrices of all transitions are small.
-SMALL = dataclasses.replace(
-    CONSTANTS,
-    run_doublings=2,
-    shares=(0.2, 0.9),
-    regime_memory=30.0,
-)
+SMALL = dataclasses.replace(CONSTANTS, run_doublings=2, shares=(0.2, 0.9), regime_memory=30.0)
 EACH = ("outputs", "plain", "known", "place", "held", "crowd", "ordered", "run_length")
 
 
@@ -37,9 +32,7 @@ def random_predictions(rng: np.random.Generator, *shape: int) -> Numbers:
 
 
 def assert_near(
-    found: ChainReading | ChainState,
-    expected: ChainReading | ChainState,
-    tolerance: float = 1e-12,
+    found: ChainReading | ChainState, expected: ChainReading | ChainState, tolerance: float = 1e-12
 ) -> None:
     """All arrays of a state or a reading are the same, but for rounding."""
     for name in vars(expected):

@@ -15,12 +15,7 @@ from torch import Tensor
 
 from ttapca.errors import NotEnoughDataError, OptionError, ShapeError
 from ttapca.spectral import closed_form, closed_form_rule
-from ttapca.spectral.calibration import (
-    SourceSpectrum,
-    band_edges,
-    band_means,
-    spreading_matrix,
-)
+from ttapca.spectral.calibration import SourceSpectrum, band_edges, band_means, spreading_matrix
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.closed_form_rule import ClosedFormRule, independent_images, two_sided_gain
 from ttapca.spectral.constants import CONSTANTS

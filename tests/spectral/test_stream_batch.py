@@ -94,11 +94,7 @@ class Together:
     def __call__(self, images: Tensor, rows: ImageRows) -> Tensor:
         stream = gain_of(self.layer).stream
         batch = StreamBatch(
-            self.states,
-            start_of(self.layer),
-            memory=stream.memory,
-            size=len(images),
-            rows=rows,
+            self.states, start_of(self.layer), memory=stream.memory, size=len(images), rows=rows
         )
         stream.batch = batch
         try:

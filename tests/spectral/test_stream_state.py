@@ -87,11 +87,7 @@ def assert_same_rows(found: Any, expected: Any) -> None:
 
 # Tables with a row for each condition.
 
-TABLES = [
-    random_spectrum(3),
-    random_spectrum(3, center=False, rest=False),
-    random_layers(3),
-]
+TABLES = [random_spectrum(3), random_spectrum(3, center=False, rest=False), random_layers(3)]
 EACH_TABLE = pytest.mark.parametrize("table", TABLES, ids=["spectrum", "small spectrum", "layers"])
 
 
