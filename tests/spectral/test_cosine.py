@@ -4,13 +4,10 @@ import numpy as np
 import pytest
 import scipy.fft
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from oracles import images
 from ttapca.errors import NonFiniteError, NotEnoughDataError, OptionError, ShapeError
 from ttapca.spectral.cosine import CoefficientMoments, Cosine, fit_channel_dct
-from ttapca.spectral.cosine_transform import dct_matrix
 
 SHAPE = (3, 4, 6)
 
@@ -31,13 +28,6 @@ def test_the_basis_is_that_of_scipy() -> None:
     samples, components = images(5, shape=(72,)), images(5, shape=(40,))
     torch.testing.assert_close(basis.project(samples), samples @ dense.T)
     torch.testing.assert_close(basis.add_rebuilt(samples, components), samples + components @ dense)
-
-
-@given(size=st.integers(1, 40))
-@settings(deadline=None, max_examples=20)
-def test_the_matrix_is_scipys_transform(size: int) -> None:
-    expected = scipy.fft.dct(np.eye(size), axis=0, norm="ortho")
-    np.testing.assert_allclose(dct_matrix(size).numpy(), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("batches", [1, 40], ids=str)

@@ -340,15 +340,6 @@ def test_a_broken_stream_keeps_its_state_and_others_do_not_notice(
         assert_same_state(together.states[1], alone.state, 1e-9)
 
 
-def test_a_broken_batch_of_one_stream_leaves_no_mark(fitted: ttapca.FittedFilter) -> None:
-    alone = Alone(fitted, states=4)
-    alone(3 * pictures(30, seed=1))
-    state, broken = alone.state, pictures(30, seed=2)
-    broken[3, 1, 2, 2] = math.nan
-    alone(broken)
-    assert alone.state is state
-
-
 def test_a_batch_that_is_not_counted_leaves_no_mark(fitted: ttapca.FittedFilter) -> None:
     layer, start = filter_of(fitted, states=4), start_of(filter_of(fitted, states=4))
     images, stream = 3 * pictures(30, seed=1), gain_of(layer).stream

@@ -132,23 +132,6 @@ def test_a_row_far_behind_comes_after_as_many_empty_ones_as_it_takes(
     assert first.with_row(0, new, empty) is new
 
 
-def test_a_table_names_what_it_has() -> None:
-    small = random_spectrum(1, center=False, rest=False)
-    assert list(small.tensors()) == [
-        "samples",
-        "independent",
-        "energies",
-        "shift",
-        "unusual",
-        "leeway",
-    ]
-    assert set(random_spectrum(1).tensors()) - set(small.tensors()) == {
-        "mean",
-        "rest_energy",
-        "rest_mean",
-    }
-
-
 # What was seen, together with what came since.
 
 
@@ -234,11 +217,6 @@ def test_a_state_with_a_number_that_is_not_finite_is_not(name: str, value: float
     assert not is_finite(state)
 
 
-def test_a_state_may_have_few_parts() -> None:
-    assert is_finite(StreamState(()))
-    assert is_finite(StreamState((random_spectrum(1),)))
-
-
 def test_the_surest_of_its_conditions_speaks_for_a_stream() -> None:
     state = whole_state(rows=3)
     shift = torch.tensor([0.1, 0.75, 0.5], dtype=torch.float64)
@@ -291,11 +269,3 @@ def test_what_is_about_the_stream_is_not_forgotten() -> None:
     for each in dataclasses.fields(StreamState):
         if each.name != "alarm":
             assert getattr(found, each.name) is getattr(start, each.name), each.name
-
-
-def test_a_state_cannot_be_written_into() -> None:
-    state = whole_state()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        state.latest = 0  # type: ignore[misc]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        state.spectra[0].samples = torch.ones(2)  # type: ignore[misc]

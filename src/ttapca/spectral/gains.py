@@ -131,16 +131,12 @@ def make_gain(name: GainName, source: SourceComponents, **options: object) -> Ga
 
 
 def _options_of(gain: type[Gain]) -> list[str]:
-    """Return the names of a class's options, and of its base's if it passes them on."""
-    found: list[str] = []
+    """Return the names of the options of a class, and of its bases, to which it passes them on."""
+    found: dict[str, None] = {}
     for cls in gain.__mro__:
-        if "__init__" not in vars(cls):
-            continue
-        parameters = inspect.signature(vars(cls)["__init__"]).parameters.values()
-        found += [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
-        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-            break
-    return found
+        parameters = inspect.signature(cls).parameters.values()
+        found |= dict.fromkeys(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+    return list(found)
 
 
 def is_closed_form(name: GainName) -> bool:

@@ -360,6 +360,7 @@ class StreamBatch:
     def note_resemblance(self, possible: Callable[[], Tensor]) -> None:
         """Note how far images resemble each other; of groups like a source image only."""
         self.alike = None
+        # If no source image could look like a group, its images are alike by what has happened.
         if any(self.resemblance.values()):
             found = [self.resemblance.get(stream, 0.0) for stream, _ in self.groups]
             alike = torch.tensor(found, dtype=torch.float64)
