@@ -10,14 +10,18 @@ from ttapca.support.parsing import finite
 Setting = Literal[
     "episodic", "episodic-sorted",
     "online", "correlated", "dirichlet-0.1", "dirichlet-1",
-    "continual", "changing", "mixed",
+    "continual", "continual-correlated", "changing", "recurring", "drifting", "gradual", "mixed",
 ]  # fmt: skip
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
 EPISODIC = ("episodic", "episodic-sorted")  # settings in which nothing lasts longer than a batch
-JOINT = ("continual", "changing", "mixed")  # settings whose corruptions share one adaptation
-INTERLEAVED = ("changing", "mixed")  # of these, the ones whose corruptions take turns
+# Settings whose corruptions share one adaptation, and of these the ones whose corruptions take turns.
+JOINT = (
+    "continual", "continual-correlated", "changing", "recurring", "drifting", "gradual", "mixed",
+)  # fmt: skip
+INTERLEAVED = ("changing", "recurring", "drifting", "gradual", "mixed")
 AMONG = ", among "  # in `Cell.corrupted`, before the names of corruptions that share an adaptation
 CHANGE_EVERY = 500  # images of one corruption in a row, in `changing`
+ROUNDS = 20  # how often the sequence of corruptions comes, in `recurring`
 
 Status = Literal["done", "failed", "pruned"]
 

@@ -57,7 +57,7 @@ class LAME(Method):
 
     outputs = CLASSES
 
-    affinity: Affinity = "knn"
+    affinity: Affinity = "rbf"
     neighbours: Count | None = None
     iterations: Count = 100
     symmetric: bool = False

@@ -48,7 +48,7 @@ class SAR(GradientMethod):
         leave_out: Shell patterns of layers whose scale and shift stay as they are.
     """
 
-    optimiser: ClassVar[Any] = functools.partial(sgd, momentum=MOMENTUM)
+    descent: ClassVar[Any] = functools.partial(sgd, momentum=MOMENTUM)
 
     entropy_margin: Positive = 0.4
     radius: Positive = 0.05
