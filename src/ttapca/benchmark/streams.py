@@ -16,6 +16,7 @@ FORGETTING: dict[Setting, Forgetting] = {
     "episodic": "episodic",
     "episodic-sorted": "episodic",
     "online": "online",
+    "real-time": "online",
     "correlated": "online",
     "dirichlet-0.1": "online",
     "dirichlet-1": "online",

@@ -12,7 +12,9 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor, nn
 
 from ttapca.adaptation.optimisation import (
+    ENTROPIES,
     MOMENTUM,
+    Entropy,
     GradientSteps,
     Run,
     adam,
@@ -25,7 +27,7 @@ from ttapca.errors import NonFiniteError, NotEnoughDataError
 from ttapca.methods.method import CLASSES, Assembly, GradientMethod, Positive, register
 from ttapca.support.inputs import SourceData, source_batches
 from ttapca.support.modules import evaluation_mode
-from ttapca.support.outputs import Outputs, log_softmax, softmax_entropy
+from ttapca.support.outputs import Outputs, log_softmax
 
 MEAN_MOMENTUM = 0.9  # of the running mean prediction
 
@@ -63,6 +65,7 @@ class EATA(GradientMethod):
         entropy_margin: E_0, as a share of the largest entropy, log C.
         redundancy_margin: epsilon; by default 0.4, and 0.05 for more than 100 classes.
         fisher_weight: beta; by default 1, and 2,000 for more than 100 classes.
+        entropy: As in `tent`.
     """
 
     outputs = CLASSES
@@ -73,6 +76,7 @@ class EATA(GradientMethod):
     entropy_margin: Positive = 0.4
     redundancy_margin: Positive | None = None
     fisher_weight: Positive | None = None
+    entropy: Entropy = "softmax"
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -118,7 +122,7 @@ class ReliableSteps(GradientSteps):
         """Return the loss over the samples that take part; None if there are none."""
         del run, inputs, options
         predictions = log_predictions(logits).detach().exp()  # (batch, classes)
-        entropy = softmax_entropy(logits)
+        entropy = ENTROPIES[self.options.entropy](logits)
         if not bool(torch.isfinite(entropy).all()):
             return entropy.mean()  # not finite: the step is skipped, and counted as such
         classes = logits.shape[1]
