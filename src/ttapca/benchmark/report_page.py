@@ -52,8 +52,8 @@ SETTINGS = {
     "episodic": "adaptation starts anew at each batch",
     "episodic-sorted": "like episodic, with the images of a class one after another",
     "online": "adaptation goes on over one corruption, and starts anew at the next",
-    "real-time": "like online, at the pace of the untouched network: a method that takes longer does "
-    "not see every batch",
+    "real-time": "like online, at the pace of the untouched network: a method that takes longer "
+    "does not see every batch",
     "correlated": "like online, with the images of a class one after another",
     "dirichlet-0.1": "like online, in stretches that hold few of the classes (Dirichlet shares, "
     "concentration 0.1)",
@@ -67,8 +67,8 @@ SETTINGS = {
     "adaptation never starts anew",
     "drifting": "each corruption fades into the next one, image by image; adaptation never starts "
     "anew",
-    "gradual": "each corruption grows from severity 1 to 5 and falls again; adaptation never starts "
-    "anew",
+    "gradual": "each corruption grows from severity 1 to 5 and falls again; adaptation never "
+    "starts anew",
     "mixed": "all corruptions at once, image by image; adaptation never starts anew",
 }
 # Options of `ttapca bench` that take several values, separated by commas.
