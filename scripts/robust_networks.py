@@ -5,7 +5,8 @@
 
 `convnext` is a small ConvNeXt (Liu et al., 2022): large depthwise kernels, LayerNorm, GELU.
 `augmix` is a ResNet-20 that was trained on mixtures of augmented views, after AugMix (Hendrycks et
-al., 2020) without its consistency loss. A run that is cut off goes on. Then, with this folder on PYTHONPATH:
+al., 2020) without its consistency loss. A run that is cut off goes on. Then, with this folder on
+PYTHONPATH:
 
     ttapca bench robust_networks:convnext --weights FOLDER/convnext.pt --normalise cifar10 ...
     ttapca bench robust_networks:augmix --weights FOLDER/augmix.pt ...
