@@ -2,16 +2,16 @@
 # Everything that docs/results.md and docs/paper-results.md report: hours on two cores; cut it off, it goes on.
 #
 #   scripts/results.sh DIR [RUN ...]     results go to DIR; runs: own others ten tuned ttt c10 c100 gn
-#                                        cct rank steps cost streams rivals strong
+#                                        cct rank steps cost published protocols rivals strong
 #
-# c10, c100, gn, rivals and streams need the checkpoints of docs/networks.md in $WEIGHTS (default:
+# c10, c100, gn, rivals, published and protocols need the checkpoints of docs/networks.md in $WEIGHTS (default:
 # ../shared/data/weights) and CIFAR-100 in $CIFAR100; strong needs the network of scripts/train_strong.sh in $STRONG.
 # Then: python scripts/write_results.py DIR
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 to=${1:?where the results go}
 shift
-runs=${*:-own others ten tuned ttt c10 c100 gn cct rank steps cost streams rivals strong}
+runs=${*:-own others ten tuned ttt c10 c100 gn cct rank steps cost published protocols rivals strong}
 rivals=source,bn,wiener,tent,eata,roid
 everything=$rivals,sar,ttapca-relu,ttapca-exp,rotta,pea
 weights=${WEIGHTS:-$here/../shared/data/weights}
@@ -51,13 +51,16 @@ compare() {
     bench "$@" --settings online --corruptions standard,clean --images "$images" $(chosen "$methods")
 }
 
-# ordered METHODS WORD ...: sorted by class, mixed, classes that come and go, one corruption after the other.
-ordered() {
-    local methods=$1 order
+# The orders of docs/bench.md, of 2,000 images a corruption: all methods, with the learning rates of
+# their papers for CIFAR-10. protocols FILE WORD ...
+field=source,bn,wiener,tent,come,eata,rdumb,deyo,sar,roid,lame,rotta,unmix-tns,iabn,neo
+protocols() {
+    local file=$1 setting
     shift
-    for order in "correlated --batch-sizes 100" "mixed,dirichlet-0.1,continual"; do
-        # shellcheck disable=SC2046,SC2086  # these are several words
-        bench "$@" --settings $order --corruptions standard,clean --images 1000 $(chosen "$methods")
+    for setting in continual-correlated recurring mixed online correlated dirichlet-0.1 drifting \
+        continual real-time; do
+        bench "$@" --settings $setting --corruptions standard --images 2000 --methods $field \
+            --option eata.lr=0.005 --option rdumb.lr=0.005 --to "$file"
     done
 }
 
@@ -92,14 +95,19 @@ for run in $runs; do
     cost) bench cifar10-resnet20 --settings online --images 400 --to "$to/cost.sqlite" \
         --corruptions gaussian_noise,defocus_blur,frost,contrast,jpeg_compression \
         --methods source,bn,tent,ttapca-exp,ttapca-relu,ttapca-closed,wiener,shot,slr+it,eata,sar,roid,lame,cotta ;;
-    streams)
-        for words in "$rivals,rotta,pea,sar" roid.lr=0.03 eata.lr=0.3; do
-            ordered "$words" cifar10-resnet20 --to "$to/streams.sqlite"
+    published) # the "correlated" rows of mariodoebler/test-time-adaptation, as published
+        for method in source,lame roid wiener tent sar rotta; do
+            bench "${gn[@]}" --settings continual-correlated --corruptions standard --images 10000 \
+                --methods $method --to "$to/published.sqlite"
         done
-        others=$rivals,lame,sar,rotta
-        ordered "$others,pea" "${c10[@]}" --to "$to/streams10.sqlite"
-        ordered "$others,pea" "${c100[@]}" --to "$to/streams100.sqlite"
-        ordered "$others" "${gn[@]}" --to "$to/streamsgn.sqlite" # pea takes hours there
+        bench "${gn[@]}" --settings continual-correlated --corruptions standard --images 10000 \
+            --methods eata --option eata.lr=0.001 --option eata.optimiser=adam \
+            --to "$to/published.sqlite"
+        ;;
+    protocols)
+        protocols "$to/protocols10.sqlite" "${c10[@]}"
+        protocols "$to/protocolsown.sqlite" cifar10-resnet20
+        protocols "$to/protocolsgn.sqlite" "${gn[@]}"
         ;;
     rivals) # other people's networks
         compare 10000 "$rivals" "${c10[@]}" --to "$to/rivals10.sqlite"

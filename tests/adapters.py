@@ -25,6 +25,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "memo": {"views": 3},
     "sar": {"entropy_margin": 1.1},  # by default it finds no reliable sample here
     "eata": {"entropy_margin": 6.0, "redundancy_margin": 2.0},
+    "rdumb": {"entropy_margin": 6.0, "redundancy_margin": 2.0},
+    "deyo": {"entropy_margin": 6.0, "shape_margin": 0.0},
     "rotta": {"update_every": 12},  # learns from the first batch on
     "pea": {"drift_factor": 10.0},  # by default the second batch replaces what the first one said
 }
@@ -36,7 +38,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "eata over wiener": ("eata", OVER_WIENER),
     "eata with source data": ("eata", {"source": DATA[:64], "fisher_weight": 1.0}),
     "roid without views": ("roid", {"consistency": False}),
-    "lame by rbf": ("lame", {"affinity": "rbf"}),
+    "lame by knn": ("lame", {"affinity": "knn"}),
     "lame by linear": ("lame", {"affinity": "linear"}),
     "rotta over wiener": ("rotta", {"gain": "wiener"}),
     "pea without views": ("pea", {"augment": "none"}),
@@ -75,12 +77,15 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "LayerNorm": functools.partial(seeded, TokenNet),
 }
 
+NEEDS_SOURCE = ("pea", "foa-shift")
+NEEDS_BATCH_NORM = ("bn", "iabn", "unmix-tns")
+
 # Every method on two kinds of networks; `bn` refuses one without BatchNorm.
 CASES = [
     (method, norm)
     for norm in ("BatchNorm", "GroupNorm")
     for method in (*ttapca.METHODS, *VARIANTS)
-    if (method, norm) != ("bn", "GroupNorm")
+    if norm == "BatchNorm" or method not in NEEDS_BATCH_NORM
 ]
 
 
@@ -140,7 +145,7 @@ def required_options(
         handle.remove()
         head = rotation_head(seen[0][0].numel()).to(parameter.dtype)
         return {"head": head, "split": "conv1"}
-    return {"source": images(64, shape=shape).to(parameter)} if method == "pea" else {}
+    return {"source": images(64, shape=shape).to(parameter)} if method in NEEDS_SOURCE else {}
 
 
 def same(one: Any, other: Any) -> bool:

@@ -221,6 +221,13 @@ def test_clean_images_of_two_severities_are_two_measurements(subject: Subject) -
     assert len(clean) == len(set(clean)) == 1 + 2 * 3
 
 
+def test_gradual_streams_have_all_severities(subject: Subject) -> None:
+    plan = small_plan(settings=("gradual",), corruptions=("fog", "clean", "snow"), severities=(2,))
+    (unit, *_) = expand(plan, subject)
+    assert unit.conditions == [(name, at) for name in ("fog", "snow") for at in range(1, 6)]
+    assert unit.cells[0].corrupted.endswith("among fog snow")
+
+
 def test_a_fingerprint_is_of_all_that_makes_a_prediction(subject: Subject) -> None:
     network = copy.deepcopy(subject.network)
     assert fingerprint(network) == subject.weights

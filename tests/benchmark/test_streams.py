@@ -21,13 +21,18 @@ LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=30).map(np.array)
 def test_every_image_arrives_once(
     setting: Setting, labels: np.ndarray, corruptions: int, seed: int
 ) -> None:
+    corruptions *= 5 if setting == "gradual" else 1  # one for each severity
     parts = segments(setting, labels, corruptions, seed)
     assert sorted(np.concatenate(parts).tolist()) == list(range(corruptions * len(labels)))
     expected = plain_streams(setting, labels.tolist(), corruptions, seed)
     found = [[divmod(number, len(labels)) for number in part.tolist()] for part in parts]
     assert found == expected
     assert len(parts) == (1 if setting in INTERLEAVED else corruptions)
-    if setting in ("correlated", "episodic-sorted"):  # one class after another
+    if setting in (
+        "correlated",
+        "episodic-sorted",
+        "continual-correlated",
+    ):  # one class after another
         changes = np.count_nonzero(np.diff(labels[parts[0]]))
         assert 1 + changes == len(np.unique(labels))
 
@@ -43,6 +48,18 @@ def test_corruptions_take_turns_of_500_images() -> None:
         assert np.array_equal(stream[stream // 1200 == number] % 1200, online)
     (few,) = segments("changing", labels[:500], 3, seed=1)
     assert np.array_equal(few, np.concatenate(segments("continual", labels[:500], 3, seed=1)))
+
+
+def test_a_corruption_fades_into_the_next() -> None:
+    (stream,) = segments("drifting", np.zeros(2000, np.int64), 4, seed=0)
+    shown = stream // 2000
+    for number in (1, 2):  # its share rises from 0 to 1 within one turn, and falls in the next
+        shares = [np.mean(part == number) for part in np.array_split(shown, 16)]
+        start = 4 * number - 2
+        assert shares[start : start + 8] == pytest.approx(
+            [1 / 8, 3 / 8, 5 / 8, 7 / 8, 7 / 8, 5 / 8, 3 / 8, 1 / 8], abs=0.07
+        )
+        assert sum(shares[:start]) == sum(shares[start + 8 :]) == 0
 
 
 @pytest.mark.parametrize("classes", [1, 3, 120])

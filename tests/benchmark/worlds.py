@@ -79,13 +79,15 @@ def plain_streams(
     if setting == "mixed":
         return [[pairs[place] for place in random.permutation(len(pairs))]]
     order = random.permutation(images).tolist()
-    if setting in ("correlated", "episodic-sorted"):
+    if setting in ("correlated", "episodic-sorted", "continual-correlated"):
         rank = random.permutation(max(labels) + 1)
         order = sorted(order, key=lambda image: rank[labels[image]])  # sorting is stable
     if setting.startswith("dirichlet"):
         concentration = float(setting.removeprefix("dirichlet-"))
         parts = plain_stretches([labels[image] for image in order], concentration, random)
         order = [order[place] for part in parts for place in part]
+    if setting in ("drifting", "gradual", "recurring"):
+        return [plain_stream(setting, order, corruptions, random)]
     if setting != "changing":
         return [[(number, image) for image in order] for number in range(corruptions)]
     stream, shown = [], 0
@@ -94,6 +96,29 @@ def plain_streams(
             stream += [(number, image) for image in order[shown : shown + change_every]]
         shown += change_every
     return [stream]
+
+
+def plain_stream(
+    setting: Setting, order: Sequence[int], corruptions: int, random: np.random.Generator
+) -> list[tuple[int, int]]:
+    """One stream whose corruptions take turns in one of the newer ways."""
+    images = len(order)
+    if setting == "drifting":
+        pairs = [(number, image) for number in range(corruptions) for image in range(images)]
+        arrival = {pair: pair[0] + random.triangular(-1, 0, 1) for pair in pairs}
+        return sorted(pairs, key=lambda pair: arrival[pair])
+    if setting == "gradual":
+        half = (images + 1) // 2
+        path = [(severity, order[:half]) for severity in range(5)]
+        path += [(severity, order[half:]) for severity in (4, 3, 2, 1, 0)]
+        starts = range(0, corruptions, 5)
+        return [(at + n, image) for at in starts for n, part in path for image in part]
+    sizes = [images // 20 + (number < images % 20) for number in range(20)]
+    stream = []
+    for number, size in enumerate(sizes):
+        part = order[sum(sizes[:number]) :][:size]
+        stream += [(corruption, image) for corruption in range(corruptions) for image in part]
+    return stream
 
 
 def plain_stretches(

@@ -104,6 +104,7 @@ def test_options_reach_the_gains() -> None:
         ("ttt", {**HEAD, "seed": 1}, "`seed` would have no effect: with all rotations"),
         ("rotta", {"statistics": "mixed"}, "`rotta` has no option `statistics`"),
         ("pea", {}, "needs source data to measure mean and covariance.*found none"),
+        ("foa-shift", {}, "needs source data to measure the mean.*found none"),
     ],
 )
 def test_bad_calls_leave_the_model_untouched(
@@ -120,18 +121,26 @@ LEARNING = {name: each for name, each in ttapca.METHODS.items() if each.method.l
 STEPPING = [("lr", 0.0), ("lr", -1.0), ("steps", 0), ("logits", "both")]
 NONSENSE: dict[str, list[tuple[str, object]]] = {
     "bn": [("alpha", 1.5), ("prior", -1.0)],
-    "tent": [("statistics", "both"), ("statistics", 2.0)],
+    "tent": [("statistics", "both"), ("statistics", 2.0), ("entropy", "mean")],
+    "deyo": [("shape_margin", 2.0), ("patches", 0), ("entropy_margin", NAN), ("leave_out", "fc")],
+    "rdumb": [("reset_every", 0), ("reset_every", 2.5)],
+    "iabn": [("width", -1.0), ("width", NAN)],
+    "unmix-tns": [("components", 0), ("temperature", 0.0), ("seed", -1)],
+    "foa-shift": [("momentum", 1.1), ("strength", -1.0), ("source", 3)],
     "shot": [("classifier", 2), ("lr", INF), ("lr", True)],
     "slr+it": [
         *[("likelihood", "firm"), ("confidence_weight", -1.0), ("confidence_weight", NAN)],
         *[("marginal_momentum", 1.0), ("channels", 0), ("seed", -1)],
     ],
-    "eata": [("entropy_margin", 0.0), ("redundancy_margin", -1), ("fisher_weight", NAN)],
+    "eata": [
+        *[("entropy_margin", 0.0), ("redundancy_margin", -1), ("fisher_weight", NAN)],
+        ("optimiser", "lbfgs"),
+    ],
     "roid": [
         *[("source_momentum", 0.0), ("source_momentum", 1.1), ("temperature", 0.0)],
         *[("consistency", 1), ("class_prior_correction", "no")],
     ],
-    "lame": [("affinity", "cosine"), ("neighbours", 0), ("iterations", True), ("symmetric", 1)],
+    "lame": [("affinity", "cosine"), ("neighbours", 0), ("iterations", True)],
     "sar": [("entropy_margin", 0.0), ("radius", NAN), ("recover_below", -1.0), ("leave_out", "fc")],
     "memo": [("views", 0), ("flip", None), ("statistics", -1.0)],
     "cotta": [
@@ -174,13 +183,20 @@ def test_values_that_make_no_sense_are_refused(method: str) -> None:
 # By method: other values than the defaults, or than the first ones.
 CHOICES: dict[str, dict[str, object]] = {
     "bn": {"alpha": 0.5, "prior": 8},
-    "tent": {"filter": FILTER, "statistics": 0.5},
+    "tent": {"filter": FILTER, "statistics": 0.5, "entropy": "opinion"},
+    "deyo": {"entropy_margin": 0.6, "weight_margin": 0.9, "shape_margin": 0.1, "patches": 2}
+    | {"leave_out": ["bn1"], "seed": 1},
+    "rdumb": {"reset_every": 2},
+    "iabn": {"width": 0.1},
+    "unmix-tns": {"components": 3, "temperature": 1.0, "seed": 1},
+    "foa-shift": {"momentum": 0.5, "strength": 0.5, "classifier": "conv2", "statistics": "batch"},
     "shot": {"classifier": "conv2"},
     "slr+it": {"likelihood": "hard", "confidence_weight": 1.0, "marginal_momentum": 0.1, "seed": 1},
-    "eata": {"entropy_margin": 0.9, "redundancy_margin": 0.3, "source": DATA},
+    "eata": {"entropy_margin": 0.9, "redundancy_margin": 0.3, "source": DATA}
+    | {"optimiser": "adam", "entropy": "opinion"},
     "roid": {"source_momentum": 0.5, "temperature": 9.0, "consistency": False, "seed": 1}
-    | {"class_prior_correction": False},
-    "lame": {"affinity": "rbf", "neighbours": 2, "iterations": 1, "symmetric": True}
+    | {"class_prior_correction": "none"},
+    "lame": {"affinity": "knn", "neighbours": 2, "iterations": 1}
     | {"classifier": "conv1", "statistics": "batch"},
     "sar": {"entropy_margin": 0.9, "radius": 0.5, "recover_below": 10.0, "leave_out": ["bn1"]},
     "memo": {"views": 2, "flip": False, "seed": 1},
@@ -206,6 +222,8 @@ CHOICES: dict[str, dict[str, object]] = {
 }
 # The first values, with which each of the others makes a difference.
 FIRST: dict[str, dict[str, object]] = {
+    "deyo": {"entropy_margin": 0.99, "shape_margin": 0.001, "lr": 0.1},
+    "rdumb": {"entropy_margin": 0.9, "redundancy_margin": 0.9, "lr": 0.1},
     "rotta": {"update_every": 6, "capacity": 8}
     | {"statistics_momentum": 0.5, "teacher_momentum": 0.5},
     "pea": {"drift_factor": 9.0, "entropy_jump": 0.01},

@@ -12,7 +12,7 @@ import ttapca
 from methods.plain_loops import ANY_SIZE, BATCHES, X, assert_follows, both_ways, every_norm
 from oracles import left_untouched, small_convnet, with_batch_statistics
 from small_networks import TokenNet, pixelwise
-from ttapca.errors import LayerOutputError
+from ttapca.errors import LayerOutputError, NotEnoughDataError, OptionError
 
 
 def plain_neo(
@@ -155,3 +155,52 @@ def test_half_precision_keeps_its_own() -> None:
         assert adapted(x.bfloat16()).dtype == torch.bfloat16
     mean, count = adapted.hub.now("centre")
     assert (mean.dtype, count) == (torch.float32, 120)
+
+
+SOURCE = 3 * BATCHES[3] + 1
+
+
+def plain_shift(
+    model: nn.Module, batches: list[Tensor], *, forgetting: str, momentum: float, strength: float
+) -> list[Tensor]:
+    """FOA's equations 7 to 9: the shift is by the batches before."""
+    *body, head = model
+    with torch.no_grad():
+        wanted = nn.Sequential(*body)(SOURCE).mean(0)
+        average, found = None, []
+        for x in batches:
+            if forgetting == "episodic":
+                average = None
+            features = nn.Sequential(*body)(x)
+            shift = 0 if average is None else strength * (wanted - average)
+            found.append(torch.stack([head.weight @ (z + shift) + head.bias for z in features]))
+            mean = features.mean(0)
+            average = mean if average is None else (1 - momentum) * average + momentum * mean
+    return found
+
+
+@every_norm
+@both_ways
+@pytest.mark.parametrize(("momentum", "strength"), [(0.1, 1.0), (0.6, 0.5)])
+def test_foa_shift_equals_a_plain_loop(
+    make: Any, forgetting: str, momentum: float, strength: float
+) -> None:
+    options: dict[str, Any] = {"momentum": momentum, "strength": strength}
+    expected = plain_shift(make(), ANY_SIZE, forgetting=forgetting, **options)
+    for source in (SOURCE, list(SOURCE.split(5))):
+        adapted = ttapca.adapt(make(), "foa-shift", source=source, forgetting=forgetting, **options)
+        assert_follows(adapted, expected, ANY_SIZE, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (None, OptionError, "needs source data.*found none"),
+        ([], NotEnoughDataError, "found 0 samples"),
+        (SOURCE * float("nan"), NotEnoughDataError, "NaN or infinity among them"),
+    ],
+)
+def test_source_data_of_foa_shift(source: Any, error: Any, message: str) -> None:
+    model = small_convnet()
+    with left_untouched(model, X), pytest.raises(error, match=message):
+        ttapca.adapt(model, "foa-shift", source=source)

@@ -43,18 +43,22 @@ LABELS: dict[str, Any] = {"outputs": "multilabel", "forgetting": "online"}
 
 # By method, options with which it serves pixels here as it serves rows, and moves something.
 SERVED: dict[str, dict[str, Any]] = {
-    **{method: {} for method in ("source", "bn", "tent", "slr+it", "ttt", "ttapca-closed")},
+    **{method: {} for method in ("source", "bn", "tent", "come", "slr+it", "ttt")},
+    **{method: {} for method in ("iabn", "unmix-tns", "ttapca-closed")},
     **{method: {} for method in ("ttapca", "ttapca-relu", "ttapca-exp", "ttapca-multiplicative")},
     **{method: {"order": "shuffled"} for method in ("wiener", "match", "two-sided")},
     "shot": {"classifier": "fc"},
     "neo": {"classifier": "fc"},
+    "foa-shift": {"classifier": "fc"},
     "sar": {"entropy_margin": 0.95, "recover_below": 0.0},
     "pea": {"augment": "none", "entropy_jump": 0.05, "drift_factor": 2.5},
     # On rows of pixels, only the source's confidence decides whether there are views.
     "cotta": {"views": 2, "confidence_below": 0.0},
 }
 REFUSED = {
-    **dict.fromkeys(("eata", "roid", "rotta", "lame", "t3a"), "one prediction per sample"),
+    **dict.fromkeys(
+        ("eata", "rdumb", "deyo", "roid", "rotta", "lame", "t3a"), "one prediction per sample"
+    ),
     "memo": "one prediction for each image.*Choose `tent`, `sar` or `cotta`",
     "pea": r"one prediction for each image.*Leave the views out: `augment=\"none\"`",
 }
@@ -305,7 +309,9 @@ BINARY = [name for name, each in ttapca.METHODS.items() if "binary" in each.meth
 def test_one_logit_is_served_as_two_are(method: str) -> None:
     one, two = with_outputs(1), with_outputs(1, ZeroBeside())
     given = options_for(method, one, ttapca.fit(one, "conv1", DATA, 40))  # it knows no classes
-    given |= {"classifier": "fc.1"} if method == "neo" else {}  # where `two` makes one logit
+    given |= (
+        {"classifier": "fc.1"} if method in ("neo", "foa-shift") else {}
+    )  # where `two` makes one logit
     pair = ttapca.adapt(two, method, forgetting="online", **given)
     with left_untouched(one, TWELVE[0]):
         adapted = ttapca.adapt(one, method, forgetting="online", **given)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from methods.plain_loops import (
 )
 from oracles import images, small_convnet
 from ttapca.errors import ShapeError
-from ttapca.methods.roid import VIEWS, corrected_by_prior, prediction_weights
+from ttapca.methods.roid import VIEWS, prediction_weights
 
 
 def plain_weights(p: Tensor, mean: Tensor) -> list[float]:
@@ -52,12 +53,15 @@ def plain_loss(p: Tensor, q: Tensor | None, weights: list[float]) -> Tensor:
     return total / len(weights)
 
 
-def plain_correction(logits: Tensor) -> Tensor:
+def plain_correction(logits: Tensor, kind: str = "logits") -> Tensor:
+    """Corrected probabilities: of logits times the prior, or of probabilities times the prior."""
     p = torch.softmax(logits, 1)
     prior = p.mean(0)
     smooth = max(1 / len(p), 1 / len(prior)) / float(prior.max())
-    weighted = p * (prior + smooth) / (1 + smooth * len(prior))
-    return weighted / weighted.sum(1, keepdim=True)
+    prior = (prior + smooth) / (1 + smooth * len(prior))
+    if kind == "logits":
+        return torch.softmax(logits * prior, 1)
+    return p * prior / (p * prior).sum(1, keepdim=True)
 
 
 def plain_roid(model: nn.Module, *, forgetting: str, consistency: bool) -> list[Tensor]:
@@ -99,12 +103,12 @@ def test_equals_a_plain_loop(make, forgetting: str, consistency: bool) -> None:
     assert (adapter.updates, adapter.skipped) == (20, 0)
 
 
-def test_the_prior_is_corrected_on_demand() -> None:
-    plain = ttapca.adapt(small_convnet(), "roid", class_prior_correction=False)
+@pytest.mark.parametrize("kind", ["logits", "probabilities"])
+def test_the_prior_is_corrected_on_demand(kind: Any) -> None:
+    plain = ttapca.adapt(small_convnet(), "roid", class_prior_correction="none")
     assert torch.equal(plain(X), ttapca.adapt(small_convnet(), "bn")(X))
-    corrected = ttapca.adapt(small_convnet(), "roid")(X)
-    torch.testing.assert_close(corrected.softmax(1), plain_correction(plain(X)))
-    torch.testing.assert_close(corrected, corrected_by_prior(plain(X)))
+    corrected = ttapca.adapt(small_convnet(), "roid", class_prior_correction=kind)(X)
+    torch.testing.assert_close(corrected.softmax(1), plain_correction(plain(X), kind))
 
 
 def test_equal_samples_count_alike() -> None:

@@ -57,6 +57,35 @@ def test_tent_equals_its_official_form(make: Any, forgetting: Any, steps: int) -
         torch.testing.assert_close(adapter(x), reference, rtol=0, atol=1e-8)
 
 
+def plain_opinion_entropy(logits: Tensor) -> Tensor:
+    """COME, row by row: the gradient through the length of the logits is left out by hand."""
+    total = torch.zeros((), dtype=torch.float64)
+    for row in logits:
+        length = row.detach().norm()
+        z = row / row.norm() * length
+        evidence = [torch.exp(each) for each in z]
+        whole = sum(evidence) + len(evidence)
+        opinion = [each / whole for each in evidence] + [len(evidence) / whole]
+        total = total - sum(each * torch.log(each) for each in opinion)
+    return total / len(logits)
+
+
+@pytest.mark.parametrize("make", [small_convnet, layer_norm_net])
+def test_come_is_tent_on_the_entropy_of_opinions(make: Any) -> None:
+    network, parameters = affine_with_batch_statistics(make())
+    optimizer = torch.optim.Adam(parameters, lr=1e-2)
+    come = ttapca.adapt(make(), "come", forgetting="online", lr=1e-2)
+    tent = ttapca.adapt(make(), "tent", forgetting="online", lr=1e-2, entropy="opinion")
+    for x in BATCHES:
+        logits = network(x)
+        found = come(x)
+        torch.testing.assert_close(found, logits.detach(), rtol=0, atol=1e-8)
+        assert torch.equal(found, tent(x))
+        optimizer.zero_grad()
+        plain_opinion_entropy(logits).backward()
+        optimizer.step()
+
+
 def test_one_episodic_step_of_tent_is_bn_bit_for_bit() -> None:
     tent = ttapca.adapt(small_convnet(), "tent", forgetting="episodic")
     after = ttapca.adapt(small_convnet(), "tent", forgetting="episodic", logits="after")

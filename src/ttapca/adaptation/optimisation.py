@@ -8,6 +8,7 @@ that needs more (a second network, augmented views) is its own kind of `Stepper`
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
@@ -351,9 +352,26 @@ def sgd(
 # Objectives and their parts. Logits have the shape (batch, classes, ...).
 
 
-def mean_entropy(logits: Tensor) -> Tensor:
+def mean_entropy(logits: Tensor, kind: Entropy = "softmax") -> Tensor:
     """Return the mean entropy of a batch: the objective of TENT and of the paper."""
-    return softmax_entropy(logits).mean()
+    return ENTROPIES[kind](logits).mean()
+
+
+def opinion_entropy(logits: Tensor) -> Tensor:
+    """Return the entropy of each opinion, shape (batch, ...): the objective of COME.
+
+    An opinion on C classes has the beliefs exp(z_c) / S and the uncertainty C / S, with
+    S = sum_c exp(z_c) + C. Its gradient turns the logits and leaves their length as it is.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    length = torch.linalg.vector_norm(logits, dim=1, keepdim=True)
+    turned = logits / length.clamp(min=torch.finfo(logits.dtype).tiny) * length.detach()
+    unsure = torch.full_like(turned[:, :1], math.log(logits.shape[1]))
+    return softmax_entropy(torch.cat([turned, unsure], 1))
+
+
+Entropy = Literal["softmax", "opinion"]
+ENTROPIES: dict[Entropy, Objective] = {"softmax": softmax_entropy, "opinion": opinion_entropy}
 
 
 def log_predictions(logits: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from torch import Tensor
 from ttapca import __version__
 from ttapca.adaptation.adapter import Adapter
 from ttapca.benchmark.plan import Unit
+from ttapca.benchmark.real_time import RealTime
 from ttapca.benchmark.rows import Cell, Observation, Outcome, Row, Status
 from ttapca.benchmark.streams import FORGETTING, segments
 from ttapca.benchmark.subject import Subject
@@ -86,8 +87,7 @@ def _rows(
         "command": command,
     }
     return [
-        Row(cell, Outcome(**facts, **values))
-        for cell, values in zip(unit.cells, found, strict=True)
+        Row(cell, Outcome(**facts | values)) for cell, values in zip(unit.cells, found, strict=True)
     ]
 
 
@@ -108,7 +108,8 @@ def measure(
             adapter.start_condition()
             updates, skipped = adapter.updates, adapter.skipped
             batches = TensorBatches(images, cell.batch_size, segment)
-            predictions = predict_all(adapter, batches, outputs=outputs, watch=watch)
+            predict = RealTime(adapter) if cell.setting == "real-time" else adapter
+            predictions = predict_all(predict, batches, outputs=outputs, watch=watch)
             corruption = segment // len(labels)  # of every image, by its number
             for number in sorted(set(corruption.tolist())):
                 own = corruption == number
@@ -122,6 +123,8 @@ def measure(
                     "skipped": adapter.skipped - skipped,
                     "parameters": adapter.n_parameters,
                 }
+                if isinstance(predict, RealTime):
+                    values["reason"] = f"{predict.share:.0f} % of the batches were adapted to"
                 observation = None
                 if cell.setting != "changing" or number == corruption[-1]:
                     own_cell = unit.cells[number]

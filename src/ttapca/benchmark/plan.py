@@ -284,13 +284,16 @@ def expand(plan: Plan, subject: Subject) -> list[Unit]:
         NotEnoughDataError: The filter has fewer components than the plan asks for.
     """
     single = [setting for setting in plan.settings if setting not in JOINT]
-    joint = [setting for setting in plan.settings if setting in JOINT]
+    joint = [setting for setting in plan.settings if setting in JOINT and setting != "gradual"]
     units: list[Unit] = []
     for severity in plan.severities:
         conditions = [(name, 0 if name == CLEAN else severity) for name in plan.corruptions]
         for one in conditions:
             units += units_of(plan, subject, single, [one])
         units += units_of(plan, subject, joint, conditions)
+    if "gradual" in plan.settings:  # all severities in one stream, whatever the plan's
+        names = [name for name in plan.corruptions if name != CLEAN]
+        units += units_of(plan, subject, ["gradual"], list(product(names, SEVERITIES)))
     return list(dict.fromkeys(units))  # a method without a filter is the same at every rank
 
 
@@ -341,7 +344,7 @@ def _among(stream: Sequence[Condition]) -> str:
     Clean images have no severity, so that of the others is named for them; not the usual one, which
     files of earlier versions never name.
     """
-    names = tuple(name for name, _ in stream)
+    names = tuple(dict.fromkeys(name for name, _ in stream))
     if names == STANDARD:
         return ""
     severities = sorted({severity for name, severity in stream if name != CLEAN})

@@ -30,7 +30,7 @@ from ttapca.benchmark.difference_tables import (
     paper_tables,
 )
 from ttapca.benchmark.figures import figures
-from ttapca.benchmark.rows import CHANGE_EVERY, JOINT, ClassLabels, Observation, Row
+from ttapca.benchmark.rows import CHANGE_EVERY, JOINT, ROUNDS, ClassLabels, Observation, Row
 from ttapca.benchmark.svg import PALETTE, page_colours, page_svg, styles_of
 from ttapca.benchmark.tables import (
     cost_table,
@@ -52,6 +52,8 @@ SETTINGS = {
     "episodic": "adaptation starts anew at each batch",
     "episodic-sorted": "like episodic, with the images of a class one after another",
     "online": "adaptation goes on over one corruption, and starts anew at the next",
+    "real-time": "like online, at the pace of the untouched network: a method that takes longer "
+    "does not see every batch",
     "correlated": "like online, with the images of a class one after another",
     "dirichlet-0.1": "like online, in stretches that hold few of the classes (Dirichlet shares, "
     "concentration 0.1)",
@@ -60,6 +62,13 @@ SETTINGS = {
     "continual": "adaptation goes on from one corruption to the next, and never starts anew",
     "changing": f"the corruption changes every {CHANGE_EVERY} images, round after round; "
     "adaptation is not told, and never starts anew",
+    "continual-correlated": "like continual, with the images of a class one after another",
+    "recurring": f"the sequence of corruptions comes {ROUNDS} times, each time with other images; "
+    "adaptation never starts anew",
+    "drifting": "each corruption fades into the next one, image by image; adaptation never starts "
+    "anew",
+    "gradual": "each corruption grows from severity 1 to 5 and falls again; adaptation never "
+    "starts anew",
     "mixed": "all corruptions at once, image by image; adaptation never starts anew",
 }
 # Options of `ttapca bench` that take several values, separated by commas.

@@ -9,15 +9,19 @@ from ttapca.support.parsing import finite
 
 Setting = Literal[
     "episodic", "episodic-sorted",
-    "online", "correlated", "dirichlet-0.1", "dirichlet-1",
-    "continual", "changing", "mixed",
+    "online", "real-time", "correlated", "dirichlet-0.1", "dirichlet-1",
+    "continual", "continual-correlated", "changing", "recurring", "drifting", "gradual", "mixed",
 ]  # fmt: skip
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
 EPISODIC = ("episodic", "episodic-sorted")  # settings in which nothing lasts longer than a batch
-JOINT = ("continual", "changing", "mixed")  # settings whose corruptions share one adaptation
-INTERLEAVED = ("changing", "mixed")  # of these, the ones whose corruptions take turns
+# Settings whose corruptions share one adaptation, and those among them with corruptions in turns.
+JOINT = (
+    "continual", "continual-correlated", "changing", "recurring", "drifting", "gradual", "mixed",
+)  # fmt: skip
+INTERLEAVED = ("changing", "recurring", "drifting", "gradual", "mixed")
 AMONG = ", among "  # in `Cell.corrupted`, before the names of corruptions that share an adaptation
 CHANGE_EVERY = 500  # images of one corruption in a row, in `changing`
+ROUNDS = 20  # how often the sequence of corruptions comes, in `recurring`
 
 Status = Literal["done", "failed", "pruned"]
 
@@ -55,7 +59,7 @@ class Outcome:
     """The numbers of a measurement, and the machine that made them."""
 
     status: Status  # `pruned` if `ttapca tune` left it out; only `done` has measured values
-    reason: str  # why it failed or was left out; empty when done
+    reason: str  # why it failed or was left out, or how many batches were in time; mostly empty
     error: float | None  # share of wrong predictions, in percent
     calibration_error: float | None  # expected distance of confidence and accuracy, in percent
     entropy: float | None  # mean of the predictions, in nats

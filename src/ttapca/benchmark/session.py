@@ -284,7 +284,7 @@ class Benchmark:
 
     def _provide(self, subject: Subject) -> None:
         """Give methods the objects from the source domain that a plan cannot name."""
-        for method in {"eata", "pea"}.intersection(self.plan.methods):
+        for method in {"eata", "pea", "foa-shift"}.intersection(self.plan.methods):
             chosen = choose(self.images("train").labels, SOURCE_IMAGES)
             # Only these, which other processes may have to be sent.
             batches = TensorBatches(self.images("train").subset(chosen.rows), FIT_BATCH)

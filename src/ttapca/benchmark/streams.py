@@ -9,20 +9,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttapca.adaptation.adapter import Forgetting
-from ttapca.benchmark.rows import CHANGE_EVERY, Setting
+from ttapca.benchmark.rows import CHANGE_EVERY, ROUNDS, Setting
+from ttapca.corruptions import SEVERITIES
 
 FORGETTING: dict[Setting, Forgetting] = {
     "episodic": "episodic",
     "episodic-sorted": "episodic",
     "online": "online",
+    "real-time": "online",
     "correlated": "online",
     "dirichlet-0.1": "online",
     "dirichlet-1": "online",
     "continual": "continual",
+    "continual-correlated": "continual",
     "changing": "continual",
+    "recurring": "continual",
+    "drifting": "continual",
+    "gradual": "continual",
     "mixed": "continual",
 }
-SORTED = ("correlated", "episodic-sorted")
+SORTED = ("correlated", "episodic-sorted", "continual-correlated")
 CONCENTRATIONS: dict[Setting, float] = {"dirichlet-0.1": 0.1, "dirichlet-1": 1.0}
 MOST_STRETCHES = 100  # as in RoTTA's code
 
@@ -35,7 +41,8 @@ def segments(
     Args:
         setting: How the images arrive.
         labels: Of the clean images; every corruption has the same.
-        corruptions: How many there are; 1 unless the setting joins them.
+        corruptions: How many conditions there are; 1 unless the setting joins them. In `gradual`
+            all severities of the first corruption come before those of the second.
         seed: For the order.
 
     Returns:
@@ -60,9 +67,21 @@ def segments(
     elif setting in CONCENTRATIONS:
         stretches = dirichlet_stretches(labels[order], CONCENTRATIONS[setting], random)
         order = order[np.concatenate(stretches)]
-    elif setting == "changing":  # one stream, so that a batch may hold the end of a corruption
-        turns = np.split(order, range(CHANGE_EVERY, count, CHANGE_EVERY))
-        return [np.concatenate([part + n * count for part in turns for n in range(corruptions)])]
+    elif setting in ("changing", "recurring"):  # a batch may hold the end of a corruption
+        rounds = np.array_split(order, ROUNDS)
+        if setting == "changing":
+            rounds = np.split(order, range(CHANGE_EVERY, count, CHANGE_EVERY))
+        return [np.concatenate([part + n * count for part in rounds for n in range(corruptions)])]
+    elif setting == "drifting":  # each corruption comes while the one before goes, evenly
+        condition = np.repeat(np.arange(corruptions), count)
+        arrival = condition + random.triangular(-1, 0, 1, len(condition))
+        return [np.argsort(arrival)]
+    elif setting == "gradual":  # half of the images on the way up, the others on the way down
+        first, second = np.array_split(order, 2)
+        up = list(enumerate([first] * len(SEVERITIES)))
+        both = [*up, *((at, second) for at, _ in reversed(up))]
+        starts = range(0, corruptions, len(SEVERITIES))
+        return [np.concatenate([part + (n + at) * count for n in starts for at, part in both])]
     return [order + number * count for number in range(corruptions)]
 
 

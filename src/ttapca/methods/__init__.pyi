@@ -6,6 +6,7 @@ from ttapca.methods.baselines import BN as BN
 from ttapca.methods.baselines import Source as Source
 from ttapca.methods.baselines import Tent as Tent
 from ttapca.methods.cotta import CoTTA as CoTTA
+from ttapca.methods.deyo import DeYO as DeYO
 from ttapca.methods.eata import EATA as EATA
 from ttapca.methods.lame import LAME as LAME
 from ttapca.methods.memo import MEMO as MEMO
@@ -13,7 +14,11 @@ from ttapca.methods.method import METHODS as METHODS
 from ttapca.methods.method import Method as Method
 from ttapca.methods.method import Mixture as Mixture
 from ttapca.methods.neo import NEO as NEO
+from ttapca.methods.neo import FOAShift as FOAShift
 from ttapca.methods.pea import PEA as PEA
+from ttapca.methods.per_image_norms import IABN as IABN
+from ttapca.methods.per_image_norms import UnMixTNS as UnMixTNS
+from ttapca.methods.rdumb import RDumb as RDumb
 from ttapca.methods.roid import ROID as ROID
 from ttapca.methods.rotta import RoTTA as RoTTA
 from ttapca.methods.sar import SAR as SAR
@@ -37,9 +42,15 @@ MethodName = Literal[
     "eata",
     "lame",
     "memo",
-    "rotta",
+    "iabn",
     "sar",
+    "rdumb",
+    "rotta",
+    "deyo",
+    "foa-shift",
+    "unmix-tns",
     "roid",
+    "come",
     "neo",
     "pea",
     "ttapca",

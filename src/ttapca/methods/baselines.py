@@ -1,10 +1,11 @@
-"""`source`, `bn` and `tent`: the baselines of the paper."""
+"""`source`, `bn` and `tent`: the baselines of the paper; `come` is `tent` on opinions."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
-from ttapca.adaptation.optimisation import GradientSteps, mean_entropy
+from ttapca.adaptation.optimisation import Entropy, GradientSteps, mean_entropy
 from ttapca.adaptation.surfaces import BatchNormStatistics, NormAffine
 from ttapca.errors import OptionError
 from ttapca.methods.method import Assembly, GradientMethod, Method, NotNegative, Share, register
@@ -55,6 +56,12 @@ class BN(Method):
         return Assembly([BatchNormStatistics(alpha, prior=self.prior)])
 
 
+@register(
+    "come",
+    summary="Scale and shift of the normalisation layers, learned by the entropy of opinions",
+    paper="Zhang et al. (ICLR 2025)",
+    fixed={"entropy": "opinion"},
+)
 @register("tent", paper="Wang et al. (ICLR 2021)")
 @dataclass(frozen=True, kw_only=True)
 class Tent(GradientMethod):
@@ -66,8 +73,15 @@ class Tent(GradientMethod):
 
     As in the official code, the logits are those from before the update. The paper:
     https://arxiv.org/abs/2006.10726.
+
+    Attributes:
+        entropy: Of the `softmax`; or of the `opinion`, which holds back where logits are small
+            (COME, https://arxiv.org/abs/2410.10894).
     """
+
+    entropy: Entropy = "softmax"
 
     def assemble(self) -> Assembly:
         """Return scale and shift, moved by entropy."""
-        return self.assembly(NormAffine(), predictor=GradientSteps(mean_entropy, **self.stepping()))
+        objective = functools.partial(mean_entropy, kind=self.entropy)
+        return self.assembly(NormAffine(), predictor=GradientSteps(objective, **self.stepping()))

@@ -44,12 +44,11 @@ class LAME(Method):
     The paper: https://arxiv.org/abs/2201.05718.
 
     Attributes:
-        affinity: `knn`: 1 for each of the nearest neighbours, else 0; `rbf`: a Gaussian of the
-            distance, as wide as the mean distance to the last neighbour; `linear`: the cosine.
+        affinity: `rbf`, as in the official code: a Gaussian of the distance, as wide as the mean
+            distance to the last neighbour; `knn`: 1 for each of the nearest neighbours, else 0;
+            `linear`: the cosine.
         neighbours: The number of neighbours, for `knn` and `rbf`; 5 by default.
         iterations: The largest number of iterations.
-        symmetric: Whether to average the affinities of (i, j) and (j, i), which guarantees
-            descent.
         classifier: Dotted path of the layer whose input is taken as features; the last `nn.Linear`
             by default.
         statistics: What BatchNorm layers normalise with.
@@ -57,10 +56,9 @@ class LAME(Method):
 
     outputs = CLASSES
 
-    affinity: Affinity = "knn"
+    affinity: Affinity = "rbf"
     neighbours: Count | None = None
     iterations: Count = 100
-    symmetric: bool = False
     classifier: str | None = None
     statistics: Statistics = "source"
 
@@ -106,8 +104,6 @@ class LaplacianCorrection(Predictor):
             self.skipped += 1
             return own
         affinities = self._affinities(features).to(own.dtype)
-        if self.options.symmetric:
-            affinities = (affinities + affinities.T) / 2
         return agreed(own, affinities, self.options.iterations)
 
     def _affinities(self, features: Tensor) -> Tensor:

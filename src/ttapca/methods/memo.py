@@ -49,7 +49,7 @@ class MEMO(GradientMethod):
         seed: Draws the views.
     """
 
-    optimiser: ClassVar[Any] = staticmethod(sgd)
+    descent: ClassVar[Any] = staticmethod(sgd)
 
     lr: Positive = 0.005
     logits: Logits = "after"

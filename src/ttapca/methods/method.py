@@ -174,7 +174,7 @@ class GradientMethod(Method):
 
     learns: ClassVar[bool] = True
     outputs = PROBABILITIES
-    optimiser: ClassVar[Any] = staticmethod(adam)  # makes one from a learning rate
+    descent: ClassVar[Any] = staticmethod(adam)  # makes one from a learning rate
 
     filter: FittedFilter | None = field(default=None, kw_only=False)
     gain: GainName | None = None
@@ -191,7 +191,7 @@ class GradientMethod(Method):
 
     def stepping(self) -> dict[str, Any]:
         """Return the options of a `Stepper`."""
-        return {"optimizer": self.optimiser(self.lr), "steps": self.steps, "logits": self.logits}
+        return {"optimizer": self.descent(self.lr), "steps": self.steps, "logits": self.logits}
 
     def assembly(
         self, *moved: Surface, predictor: Predictor, statistics: Sequence[Surface] | None = None

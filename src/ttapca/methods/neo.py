@@ -1,4 +1,4 @@
-"""`neo`: move the mean of the features before the classifier to the origin."""
+"""`neo` and `foa-shift`: move the mean of the features before the classifier."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ from torch.nn.modules.conv import _ConvNd
 from ttapca.adaptation.optimisation import Predictor, Run
 from ttapca.adaptation.surfaces import Surface
 from ttapca.adaptation.surfaces.trainable import AroundForward
-from ttapca.errors import LayerOutputError
+from ttapca.errors import LayerOutputError, NotEnoughDataError, OptionError
 from ttapca.methods.method import (
     CLASSES,
     Assembly,
     Method,
+    NotNegative,
     Share,
     Statistics,
     register,
     statistics_surfaces,
 )
 from ttapca.spectral.stream import Stream
-from ttapca.support.modules import find_classifier, path_of
+from ttapca.support.inputs import SourceData, source_batches
+from ttapca.support.modules import (
+    caught_inputs,
+    evaluation_mode,
+    find_classifier,
+    path_of,
+)
 from ttapca.support.outputs import Reads
 from ttapca.support.tensors import at_least_float32
 
@@ -71,7 +78,7 @@ class CentredFeatures(Surface):
     A pass outside of an adapter's call uses the mean as it is, and adds nothing to it.
     """
 
-    def __init__(self, options: NEO) -> None:
+    def __init__(self, options: NEO | FOAShift) -> None:
         super().__init__()
         self.momentum = options.momentum
         self.given = options.classifier
@@ -105,10 +112,13 @@ class CentredFeatures(Surface):
         rows = at_least_float32(features.movedim(where, -1))
         if self.stream.counts(CENTRE):
             self._take_in(rows.reshape(-1, rows.shape[-1]))
+        moved = self._moved(rows)
+        return features if moved is None else moved.movedim(-1, where).to(features.dtype)
+
+    def _moved(self, rows: Tensor) -> Tensor | None:
+        """Return features without the mean of the stream; None if none is known."""
         mean, _ = self.stream.now(CENTRE)
-        if mean is None:
-            return features
-        return (rows - mean.to(rows)).movedim(-1, where).to(features.dtype)
+        return None if mean is None else rows - mean.to(rows)
 
     def _channels(self, layer: nn.Module, features: Any) -> int:
         """Return which dimension of the features holds their channels."""
@@ -133,8 +143,98 @@ class CentredFeatures(Surface):
             return
         before, past = self.stream.past(CENTRE)
         before = torch.zeros_like(mean) if before is None else before.to(mean)
-        share = count / (past + count) if self.momentum is None else self.momentum
+        share = self._share(count, past)
         self.stream.write(CENTRE, (torch.lerp(before, mean, share), past + count))
+
+    def _share(self, count: int, past: int) -> float:
+        """Return the weight of a batch in the mean."""
+        return count / (past + count) if self.momentum is None else self.momentum
+
+
+@register("foa-shift", paper="Niu et al. (ICML 2024)", needs="data")
+@dataclass(frozen=True, kw_only=True)
+class FOAShift(Method):
+    """The features before the classifier, moved towards their mean on the source; no gradient.
+
+    With mu_S the mean of the features h on the source, and mu_t a moving average over the batches
+    before, mu_t = (1 - alpha) mu_{t-1} + alpha mean(h), the logits are
+
+        W (h + gamma (mu_S - mu_{t-1})) + b
+
+    This is the activation shifting of FOA, without the prompts that it searches for transformers.
+    The paper: https://arxiv.org/abs/2404.01650.
+
+    Attributes:
+        source: Unlabelled source data: batches, pairs whose first element is a batch, or one tensor
+            of samples. Read once, when the adapter is made.
+        momentum: Weight of a batch in the moving average (alpha).
+        strength: How far features are moved (gamma).
+        classifier: As in `neo`.
+        statistics: What BatchNorm layers normalise with.
+    """
+
+    outputs = CLASSES
+
+    source: SourceData | None = None
+    momentum: Share = 0.1
+    strength: NotNegative = 1.0
+    classifier: str | None = None
+    statistics: Statistics = "source"
+
+    def assemble(self) -> Assembly:
+        """Return features that are moved; nothing learns."""
+        if self.source is None:
+            raise OptionError(
+                "`foa-shift` needs source data to measure the mean of its features; found none. "
+                "Pass some of the data that the model was trained on as `source=`."
+            )
+        moved = ShiftedFeatures(self, self.source)
+        return Assembly([*statistics_surfaces(self.statistics), moved], CentredPass(moved))
+
+
+class ShiftedFeatures(CentredFeatures):
+    """Moves the classifier's input towards its mean on the source; see `FOAShift`."""
+
+    def __init__(self, options: FOAShift, source: SourceData) -> None:
+        super().__init__(options)
+        self.strength = options.strength
+        self._source: SourceData | None = source
+        self.register_buffer("source_mean", None)
+
+    def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
+        """Measure the source, and take over the classifier."""
+        if self._source is not None:
+            self.source_mean = self._measured(model, self._source)
+            self._source = None  # an adapter is copied and pickled without the data
+        super().attach(model, stream)
+
+    def _measured(self, model: nn.Module, source: SourceData) -> Tensor:
+        """Return the mean of the features on the source."""
+        layer, total, count = find_classifier(model, self.given), torch.zeros(()), 0
+        # A loader that shuffles draws from the caller's random state, which is then restored.
+        with torch.random.fork_rng(devices=[]), evaluation_mode(model), torch.no_grad():
+            for samples in source_batches(source, model):
+                with caught_inputs(layer) as caught:
+                    model(samples)
+                for features in caught:
+                    channels_last = features.movedim(self._channels(layer, features), -1)
+                    rows = channels_last.flatten(0, -2).double()
+                    total, count = total.to(rows) + rows.sum(0), count + len(rows)
+        if not count or not bool(torch.isfinite(total).all()):
+            raise NotEnoughDataError(
+                "`foa-shift` needs source data whose features are finite; found "
+                f"{count:,} samples{' with NaN or infinity among them' if count else ''}."
+            )
+        return total / count
+
+    def _moved(self, rows: Tensor) -> Tensor | None:
+        mean, _ = self.stream.past(CENTRE)
+        if mean is None:
+            return None
+        return rows + self.strength * (self.source_mean.to(rows) - mean.to(rows))
+
+    def _share(self, count: int, past: int) -> float:
+        return super()._share(count, past) if past else 1.0
 
 
 class CentredPass(Predictor):

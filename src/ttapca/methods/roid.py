@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
@@ -26,6 +26,8 @@ VIEWS = Jitter(shift=1 / 16, brightness=0.4, contrast=0.3, flip=True)
 MEAN_MOMENTUM = 0.9  # of the running mean prediction
 LARGEST_PROBABILITY = 0.99  # where likelihood ratios are clipped
 
+PriorCorrection = Literal["logits", "probabilities", "none"]
+
 
 @register("roid", paper="Marsden et al. (WACV 2024)")
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +41,18 @@ class ROID(GradientMethod):
 
     with SCE the symmetric cross-entropy between two predictions. After each step the weights
     become m theta + (1 - m) theta_0, with theta_0 the source's, and predictions y are corrected by
-    their class prior p: y_c p_c / sum_k y_k p_k. The paper: https://arxiv.org/abs/2306.00650.
+    the smoothed class marginal p of their batch. The paper: https://arxiv.org/abs/2306.00650.
 
     All defaults are those of the official code, the learning rate for CIFAR-10-C. It returns the
-    logits from before the update.
+    logits from before the update, multiplied by p: on streams that are sorted by class this is far
+    stronger than the weighted probabilities y_c p_c / sum_k y_k p_k.
 
     Attributes:
         source_momentum: Share of the adapted weights after each step (m).
         temperature: Temperature of the samples' weights; low ones prefer few samples.
         consistency: Whether an image and another view of it are to be predicted alike.
-        class_prior_correction: Whether predictions are weighted by the batch's own class marginal.
+        class_prior_correction: `logits` are multiplied by the class marginal of their batch, as in
+            the official code, or `probabilities`, or `none`.
         seed: Draws the views; 0 by default.
     """
 
@@ -57,7 +61,7 @@ class ROID(GradientMethod):
     source_momentum: Annotated[float, Number(above=0, high=1)] = 0.99
     temperature: Positive = 1 / 3
     consistency: bool = True
-    class_prior_correction: bool = True
+    class_prior_correction: PriorCorrection = "logits"
     seed: Seed | None = None
 
     def __post_init__(self) -> None:
@@ -115,7 +119,11 @@ class EnsembledSteps(GradientSteps):
 
     def output(self, logits: Tensor) -> Tensor:
         """Return logits whose softmax is the corrected prediction."""
-        return corrected_by_prior(logits) if self.options.class_prior_correction else logits
+        correction = self.options.class_prior_correction
+        if correction == "none":
+            return logits
+        prior = smoothed_prior(logits)
+        return logits * prior if correction == "logits" else logits + prior.log()
 
 
 def prediction_weights(predictions: Tensor, mean: Tensor, temperature: float) -> Tensor:
@@ -154,16 +162,15 @@ def _symmetric_cross_entropy(logits: Tensor, others: Tensor) -> Tensor:
     return -(log_p.exp() * log_q + log_q.exp() * log_p).sum(1) / 2
 
 
-def corrected_by_prior(logits: Tensor) -> Tensor:
-    """Return logits weighted by the class marginal of their batch, smoothed towards uniform.
+def smoothed_prior(logits: Tensor) -> Tensor:
+    """Return the class marginal of a batch, smoothed towards uniform; shape (classes,).
 
     Example:
-        >>> corrected_by_prior(torch.zeros(3, 4)).softmax(1)[0].tolist()
+        >>> smoothed_prior(torch.zeros(3, 4)).tolist()
         [0.25, 0.25, 0.25, 0.25]
     """
     batch, classes = logits.shape
     marginal = class_marginal(logits)
     # The fewer samples a marginal rests on, the more it is smoothed.
     smoothing = max(1 / batch, 1 / classes) / marginal.max()
-    smoothed = (marginal + smoothing) / (1 + smoothing * classes)
-    return logits + smoothed.log().to(logits.dtype)
+    return ((marginal + smoothing) / (1 + smoothing * classes)).to(logits.dtype)

@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ttapca.adaptation.optimisation import MOMENTUM, Run, Stepper, sgd
+from ttapca.adaptation.optimisation import ENTROPIES, MOMENTUM, Entropy, Run, Stepper, sgd
 from ttapca.adaptation.surfaces.trainable import Slot, Weights, norm_affine
 from ttapca.methods.method import Assembly, GradientMethod, NotNegative, Positive, register
 from ttapca.methods.weights import put_back, with_values
-from ttapca.support.outputs import softmax_entropy
 
 # As in the official code: the last stage of a ResNet, the last three blocks of a ViT-Base and its
 # last norm, which are near the output and drift first.
@@ -46,20 +45,20 @@ class SAR(GradientMethod):
         recover_below: The weights return to the source when the moving average of the loss is
             below this; 0 for never.
         leave_out: Shell patterns of layers whose scale and shift stay as they are.
+        entropy: As in `tent`.
     """
 
-    optimiser: ClassVar[Any] = functools.partial(sgd, momentum=MOMENTUM)
+    descent: ClassVar[Any] = functools.partial(sgd, momentum=MOMENTUM)
 
     entropy_margin: Positive = 0.4
     radius: Positive = 0.05
     recover_below: NotNegative = 0.2
     leave_out: Sequence[str] = LAST_BLOCKS
+    entropy: Entropy = "softmax"
 
     def assemble(self) -> Assembly:
         """Return scale and shift, moved by reliable samples."""
-        select = functools.partial(_norm_affine_but, leave_out=tuple(self.leave_out))
-        affine = Weights(select, "scale and shift of normalisation layers that are not left out")
-        return self.assembly(affine, predictor=SharpnessAwareSteps(self))
+        return self.assembly(affine_but(self.leave_out), predictor=SharpnessAwareSteps(self))
 
 
 class SharpnessAwareSteps(Stepper):
@@ -71,6 +70,7 @@ class SharpnessAwareSteps(Stepper):
     def __init__(self, options: SAR) -> None:
         super().__init__(**options.stepping())
         self.options = options
+        self.entropy = ENTROPIES[options.entropy]
         self.recoveries = 0  # how often the weights returned to the source
         self.average: float | None = None  # moving, of the loss
 
@@ -90,7 +90,7 @@ class SharpnessAwareSteps(Stepper):
 
     def _step(self, logits: Tensor, again: Callable[[], Tensor]) -> Tensor | None:
         """Take one step and return its loss, or None if nothing moved."""
-        entropies = softmax_entropy(logits)  # (batch, ...)
+        entropies = self.entropy(logits)  # (batch, ...)
         limit = self.options.entropy_margin * math.log(logits.shape[1])
         if not torch.isfinite(entropies).all():
             self.skipped += 1
@@ -101,7 +101,7 @@ class SharpnessAwareSteps(Stepper):
             return None
 
         def at_probe() -> tuple[Tensor | None, tuple[Tensor, ...] | None]:
-            nearby = softmax_entropy(again())[reliable]
+            nearby = self.entropy(again())[reliable]
             kept = nearby[nearby < limit]
             if not len(kept) and torch.isfinite(nearby).all():
                 return None, None  # no sample is reliable there
@@ -134,6 +134,12 @@ class SharpnessAwareSteps(Stepper):
             put_back(self.descent.parameters, self.start)
             self.average = None
             self.recoveries += 1
+
+
+def affine_but(leave_out: Sequence[str]) -> Weights:
+    """Return a surface of scale and shift of the layers whose path fits no shell pattern."""
+    select = functools.partial(_norm_affine_but, leave_out=tuple(leave_out))
+    return Weights(select, "scale and shift of normalisation layers that are not left out")
 
 
 def _norm_affine_but(model: nn.Module, leave_out: Sequence[str]) -> list[Slot]:

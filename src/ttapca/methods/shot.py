@@ -46,7 +46,7 @@ class SHOT(GradientMethod):
     """
 
     outputs = CLASSES
-    optimiser: ClassVar[Any] = functools.partial(sgd, momentum=MOMENTUM, nesterov=True)
+    descent: ClassVar[Any] = functools.partial(sgd, momentum=MOMENTUM, nesterov=True)
 
     logits: Logits = "after"
     classifier: str | None = None

@@ -43,7 +43,7 @@ class TTT(GradientMethod):
     """
 
     outputs = Method.outputs
-    optimiser: ClassVar[Any] = staticmethod(sgd)
+    descent: ClassVar[Any] = staticmethod(sgd)
 
     logits: Logits = "after"
     statistics: Statistics = "source"
