@@ -14,10 +14,10 @@ import torch
 import ttapca
 from fitting.parted import ShuffledEngine, assert_same
 from ttapca.benchmark import Results
-from ttapca.benchmark.network_source import NetworkSource
 from ttapca.datasets import load
 from ttapca.errors import UntrainedWarning
 from ttapca.networks import build
+from ttapca.networks.source import NetworkSource
 
 pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning")
 FIT = "fit digits --layer conv1 --components 30 --to"

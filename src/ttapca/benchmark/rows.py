@@ -54,7 +54,7 @@ class Cell:
 class Outcome:
     """The numbers of a measurement, and the machine that made them."""
 
-    status: Status  # `pruned` if `ttapca tune` left it out; only `done` has measured values
+    status: Status  # only `done` has measured values; `pruned` is of ttapca 0.2
     reason: str  # why it failed or was left out; empty when done
     error: float | None  # share of wrong predictions, in percent
     calibration_error: float | None  # expected distance of confidence and accuracy, in percent

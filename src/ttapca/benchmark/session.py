@@ -17,7 +17,6 @@ import ttapca
 from ttapca import networks
 from ttapca.benchmark.filters import FIT_BATCH, kept_filter, recommended_layer, usual_fit
 from ttapca.benchmark.measurement import check_shape
-from ttapca.benchmark.network_source import NetworkSource, option_words
 from ttapca.benchmark.plan import Plan, Unit, expand
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.rows import CLEAN, Cell, Fingerprint, Row
@@ -38,6 +37,7 @@ from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.networks.evaluation import predict_all
 from ttapca.networks.external import is_factory, is_hub_name
 from ttapca.networks.network import ImageNetwork
+from ttapca.networks.source import NetworkSource, option_words
 from ttapca.spectral.basis import Dense
 from ttapca.support.progress import Reporter, Silent
 

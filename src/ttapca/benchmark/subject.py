@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ttapca.benchmark.network_source import fingerprint
 from ttapca.benchmark.rows import CLEAN, Fingerprint
 from ttapca.corruptions import CIFAR_C, default_table, load_textures
 from ttapca.corruptions.apply import corrupt_any_size, needs_photographs
@@ -22,6 +21,7 @@ from ttapca.datasets import Choice, Images, Split, choose, load, read_cifar_c
 from ttapca.errors import DataFormatError, EngineError, NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.store import TENSORS
+from ttapca.networks.source import fingerprint
 from ttapca.support.disk import queued
 
 Condition = tuple[str, int]  # a corruption and its severity
