@@ -9,9 +9,8 @@ import re
 import pytest
 
 from benchmark.synthetic_rows import cell, everything, failed, paper_grid, row
-from ttapca.benchmark.difference_tables import paper_tables
 from ttapca.benchmark.exports import export, latex, markdown
-from ttapca.benchmark.tables import ResultTable, Value, error_tables
+from ttapca.benchmark.tables import ResultTable, Value, error_tables, paper_tables
 from ttapca.errors import OptionError
 
 SPECIAL = "a_b & 50 % #1 {x} ~^\\ $y | *z* <b>"

@@ -206,9 +206,6 @@ def test_what_a_row_tells(subject: Subject, results: Results) -> None:
     assert outcome.finished.endswith("+00:00")
     assert outcome.command == "again 'a b'"
     assert 0 <= outcome.calibration_error <= 100  # type: ignore[operator]
-    (labels,) = results.labels()
-    assert (labels.data, labels.names) == (subject.data, subject.source.clean.class_names)
-    assert labels.numbers == tuple(subject.source.clean.labels.tolist())
 
 
 def test_what_a_filter_did(subject: Subject, results: Results) -> None:

@@ -73,10 +73,7 @@ def line_to_remember(rows: Measurements) -> str:
 
 @dataclass(frozen=True)
 class RepairedImage:
-    """One image whose predicted class a method turned from wrong to right.
-
-    It is a PNG as it came, and as the filter hands it to the rest of the network.
-    """
+    """An image turned from wrong to right: PNGs as it came, and as the filter hands it on."""
 
     corruption: str
     method: str
@@ -89,8 +86,7 @@ class RepairedImage:
 def repaired_images(cells: Iterable[Cell], subject: Subject) -> list[RepairedImage]:
     """Return images that the untouched network gets wrong and a method gets right.
 
-    They are chosen by one rule: of the first corruption of each family, the first images of the
-    stream, within the first batch. The method of the cells has a filter that acts on images.
+    Of the first corruption of each family, the first ones in the first batch of the stream.
     """
     chosen: dict[str, Cell] = {}
     for cell in cells:

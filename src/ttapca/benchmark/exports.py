@@ -7,8 +7,13 @@ import math
 
 from ttapca._checks import OneOf, check_option
 from ttapca.benchmark.comparisons import Measurements, comparisons, frame
-from ttapca.benchmark.difference_tables import difference_table, paper_tables
-from ttapca.benchmark.tables import ResultTable, error_table, failure_table, setting_tables
+from ttapca.benchmark.tables import (
+    ResultTable,
+    difference_table,
+    error_table,
+    failure_table,
+    paper_tables,
+)
 from ttapca.support.parsing import finite
 
 FORMATS = ("csv", "json", "markdown", "latex")
@@ -28,32 +33,18 @@ _MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in r"\|*_`<>[]"} | {"\n": 
 
 
 def export(rows: Measurements, form: str) -> str:
-    r"""Write results as text.
+    """Write results as text: `csv` or `json` for all rows, `markdown` or `latex` for the tables.
 
-    Args:
-        rows: As `Results.rows()` returns them, or as a frame.
-        form: `csv` or `json` for every measurement with all its fields; `markdown` or `latex` for
-            the tables, with the failures at the end. Which images were predicted right is in `json`
-            only, packed as in `Outcome.correct` and written in hexadecimal digits.
-
-    Raises:
-        OptionError: There is no such format.
-
-    Example:
-        >>> export([], "json")
-        '[]\n'
+    Which images were predicted right is in `json` only, in hexadecimal digits.
     """
     check_option("format", form, OneOf(FORMATS))
     if form in ("markdown", "latex"):
         write = markdown if form == "markdown" else latex
-        found = comparisons(rows)
-        tables = [*setting_tables(found)]
-        for each in found:
-            told_apart = difference_table(each)
-            tables += [error_table(each), *([told_apart] if told_apart else [])]
-        failures = failure_table(rows)
-        tables += [*paper_tables(rows), *([failures] if failures else [])]
-        return "\n".join(map(write, tables))
+        found = [
+            table(each) for each in comparisons(rows) for table in (error_table, difference_table)
+        ]
+        found += [*paper_tables(rows), failure_table(rows)]
+        return "\n".join(write(table) for table in found if table is not None)
     table = frame(rows)
     if form == "json":  # not `DataFrame.to_json`, which rounds
         table = table.assign(correct=[bits.hex() for bits in table.correct])

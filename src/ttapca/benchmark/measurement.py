@@ -1,8 +1,4 @@
-"""One unit of work: put its method on the network, send the images through it, and measure.
-
-Beside the errors, a row has the versions and the machine; an observation has the gains and the
-pictures of the filter.
-"""
+"""One unit of work: put its method on the network, send the images through it, and measure."""
 
 from __future__ import annotations
 
@@ -96,8 +92,8 @@ def measure(
 ) -> list[Measured]:
     """Measure each cell of a unit: numbers, named as in `Outcome`, and an observation.
 
-    If corruptions take turns in one stream, the updates are those of the whole stream. If they
-    change from time to time, only the last one is observed: the gains are for it.
+    If corruptions take turns in one stream, updates are those of the whole stream. In `changing`,
+    only the last corruption is observed: the gains are for it.
     """
     cell = unit.cells[0]
     labels = subject.source.clean.labels
@@ -222,8 +218,8 @@ def undo_normalisation(
 ) -> Callable[[Tensor], NDArray[np.uint8]] | None:
     """Return a function from samples to pixels; None if these are no images, normalised or not.
 
-    `samples` are the input of a layer of the subject's network for these images, which are in [0,
-    1] and of shape (batch, channels, height, width).
+    `samples` are the input of a layer for images in [0, 1] of shape (batch, channels, height,
+    width).
     """
     if samples.shape != images.shape or samples.shape[1] not in (1, 3):
         return None

@@ -1,14 +1,12 @@
 """The report: one HTML page with everything inside it, to open and to send.
 
-The page loads nothing from the network: style, script, figures and images are in it, and a content
-security policy forbids anything else. All words that come from a file of results are escaped.
+A content security policy forbids loading anything, and words of a file of results are escaped.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,22 +21,17 @@ from ttapca.benchmark.comparisons import (
     largest,
     shown_observations,
 )
-from ttapca.benchmark.difference_tables import (
-    class_table,
-    difference_table,
-    heat_tables,
-    paper_tables,
-)
 from ttapca.benchmark.figures import figures
-from ttapca.benchmark.rows import CHANGE_EVERY, JOINT, ClassLabels, Observation, Row
+from ttapca.benchmark.rows import CHANGE_EVERY, Observation, Row
 from ttapca.benchmark.svg import PALETTE, page_colours, page_svg, styles_of
 from ttapca.benchmark.tables import (
     cost_table,
+    difference_table,
     error_table,
     failure_table,
     full_name,
     mean_value,
-    setting_tables,
+    paper_tables,
 )
 from ttapca.support.progress import counted
 
@@ -62,11 +55,6 @@ SETTINGS = {
     "adaptation is not told, and never starts anew",
     "mixed": "all corruptions at once, image by image; adaptation never starts anew",
 }
-# Options of `ttapca bench` that take several values, separated by commas.
-LISTS = (
-    "--corruptions", "--methods", "--settings", "--seeds",
-    "--batch-sizes", "--components", "--steps", "--severities",
-)  # fmt: skip
 
 
 def report(
@@ -74,17 +62,8 @@ def report(
     observations: Sequence[Observation] = (),
     remember: str = "",
     repaired: Sequence[RepairedImage] = (),
-    labels: Sequence[ClassLabels] = (),
 ) -> str:
-    """Write the page: one HTML file that needs no other.
-
-    Rows, observations (spectra, and images before and after the filter) and labels (for errors by
-    class) are those of one file of results. A page may begin with a line to `remember`.
-
-    Example:
-        >>> "Nothing has been measured yet." in report([])
-        True
-    """
+    """Write the page of rows and observations of a file; it may begin with a line to `remember`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -116,17 +95,15 @@ def report(
         bars_title=largest(found).conditions.title if found else "",
         facts=facts(every),
         glossary=glossary(every),
-        tables=[*setting_tables(found), *(error_table(each) for each in found if each in full)],
+        tables=[error_table(each) for each in found if each in full],
         more_tables=[error_table(each) for each in found if each not in full],
         told_apart=[table for each in full if (table := difference_table(each)) is not None],
-        heat=[table for each in full for table in heat_tables(each)],
-        by_class=[t for each in full if (t := class_table(each, labels)) is not None],
         compared=paper_tables(every),
         figures=[(each, Markup(page_svg(each))) for each in figures(every, observations)],  # noqa: S704
         examples=_examples(observations, found),
         costs=[table for each in found if (table := cost_table(each)) is not None],
         failures=failure_table(every),
-        commands=condensed(every.command),
+        commands=list(dict.fromkeys(filter(None, every.command))),
         style=Markup(page_colours() + style),  # noqa: S704
         script=Markup(script),  # noqa: S704
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -217,30 +194,6 @@ def glossary(rows: Measurements) -> list[tuple[str, str]]:
     meanings = {name: registered.summary for name, registered in METHODS.items()} | SETTINGS
     words = dict.fromkeys([*every.method, *every.setting])
     return [(word, meanings[word]) for word in words if word in meanings]
-
-
-def condensed(commands: Iterable[str]) -> list[str]:
-    """Join commands that differ in one list only; together they run the same measurements."""
-    found = []
-    for command in dict.fromkeys(commands):
-        try:
-            found.append(shlex.split(command) or [command])
-        except ValueError:  # quotes that do not close: not one of ours, so it stays as it is
-            found.append([command])
-    for option in LISTS:
-        # By place of the value and all other words: the values.
-        groups: dict[tuple[int, tuple[str, ...]], dict[str, None]] = {}
-        for words in found:
-            # Corruptions that share an adaptation are one run: another list is another run.
-            fixed = option == "--corruptions" and any(word in JOINT for word in words)
-            at = words.index(option) + 1 if option in words and not fixed else len(words)
-            others = (*words[:at], *words[at + 1 :])
-            groups.setdefault((at, others), {}).update(dict.fromkeys(words[at : at + 1]))
-        found = [
-            [*others[:at], *([",".join(values)] if values else []), *others[at:]]
-            for (at, others), values in groups.items()
-        ]
-    return [shlex.join(words) if len(words) > 1 else words[0] for words in found]
 
 
 def _full(found: Sequence[Comparison]) -> list[Comparison]:

@@ -105,20 +105,11 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class ClassLabels:
-    """The true classes of the test images of a data set, in the order of `Outcome.correct`."""
-
-    data: str  # as `Cell.data`
-    names: tuple[str, ...]
-    numbers: tuple[int, ...]  # of each image: the place of its class in `names`
-
-
-@dataclass(frozen=True)
 class Fingerprint:
     """The content that a name in a `Cell` stands for, in one file of results.
 
-    A `Cell` has the last part of a path. A folder may get other content, or another one may have
-    the same name; its numbers would be taken for the measured ones.
+    A folder may get other content, and another may have its name: a `Cell` has the last part of a
+    path.
     """
 
     key: str  # the name, with all else by which a `Cell` tells such things apart

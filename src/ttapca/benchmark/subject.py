@@ -67,18 +67,15 @@ class Subject:
 class ImageCache:
     """A folder of arrays of pixels, which processes map into their memory.
 
-    The process that needs an array first makes it; others that need it meanwhile wait. An array
-    that was removed to make room stays in the memory of processes that use it.
+    The process that needs an array first makes it; others wait. A removed array stays in their
+    memory.
     """
 
     folder: Path
     most: int  # arrays that are kept
 
     def get(self, name: str, count: int, make: Callable[[], Iterable[Pixels]]) -> Pixels:
-        """Return `count` images, which may be read-only; `make` gives them, some at a time.
-
-        The name says everything that the pixels depend on.
-        """
+        """Return `count` images, perhaps read-only; all that they depend on is in the name."""
         path = self.folder / f"{hashlib.sha256(name.encode()).hexdigest()}.npy"
         try:
             if not path.exists():
@@ -117,10 +114,7 @@ def _write_array(path: Path, count: int, parts: Iterable[Pixels]) -> None:
 
 @dataclass(eq=False)
 class ImageSource:
-    """The test images of a data set, clean and corrupted.
-
-    Only the images of the last request are kept: a run goes through all methods for one corruption
-    before it starts the next.
+    """The test images of a data set, clean and corrupted; those of the last request are kept.
 
     Args:
         clean: The test images; all of them are used.
@@ -136,8 +130,6 @@ class ImageSource:
         >>> source = ImageSource(read_digits()[:50])
         >>> source.images([("fog", 5), ("clean", 0)])
         Images(100 of 8x8x1, 10 classes)
-        >>> source.name
-        'generated, seed 0'
     """
 
     clean: Images
@@ -224,10 +216,7 @@ class ImageSource:
 
 
 def choose_measured(labels: NDArray[np.int64], count: int | None, split: Split) -> Choice:
-    """Choose the images that are measured; a setting decides about their order.
-
-    Of training images these are the last ones: methods that need source data get the first ones.
-    """
+    """Choose the measured images: of training images the last, as methods learn from the first."""
     return choose(labels, count, order="stored", last=split == "train")
 
 
@@ -255,8 +244,7 @@ def images_fingerprint(subject: Subject) -> Fingerprint:
 def corrupted_fingerprints(subject: Subject, conditions: Iterable[Condition]) -> list[Fingerprint]:
     """Return the fingerprints of a folder of corrupted images; none if they are made in memory.
 
-    For each condition the first and last images count, with their labels: all of them may be
-    gigabytes, and other noise shows in every image. So a folder may get more corruptions later.
+    The first and last images of each condition count: all of them may be gigabytes.
     """
     folder = subject.source.folder
     if folder is None:

@@ -1,8 +1,7 @@
 """`Tuning`: choose the options of a method on conditions that are held out of every report.
 
-Every trial is measured by the same units as a benchmark, which go into the same kind of file. So a
-search that was stopped goes on where it was, and nothing is measured twice. `docs/tuning.md` says
-which conditions are held out, and why.
+Trials are measured by the units of a benchmark, into the same kind of file; so a search that was
+stopped goes on where it was. `docs/tuning.md` says which conditions are held out, and why.
 """
 
 from __future__ import annotations
@@ -108,17 +107,13 @@ class Tuning:
     """A search for the best options of a method, on held-out conditions.
 
     Attributes:
-        benchmark: Network, images, settings and sizes of batches; the methods and corruptions of
-            its plan do not count.
+        benchmark: Network, images, settings and batch sizes; its methods and corruptions do not
+            count.
         space: The values that may be tried.
         search: How it is searched.
-        conditions: Corruptions and severities.
+        conditions: Corruptions and severities; `OptionError` if one of them is reported.
         clean_weight: Points of the score for each point of error on clean images above the
             source's; the rest of the score is the mean error over conditions.
-
-    Raises:
-        OptionError: A condition is one that is reported; or a setting joins conditions, which are
-            judged one by one here.
 
     Example:
         >>> import tempfile
@@ -173,10 +168,6 @@ class Tuning:
             to: The file; it is made if there is none.
             engine: Where to measure; see `Benchmark.run`. The trials are the same anywhere.
             retry_failed: Whether to repeat measurements that failed before.
-
-        Raises:
-            TtapcaError: Network, images or filter cannot be had, the file cannot be written, or an
-                option makes no sense beside the others.
         """
         engine = engine_of(engine) if engine is None or isinstance(engine, str) else engine
         bench, to = self.benchmark, Path(to)
@@ -280,7 +271,7 @@ class _TuningRun:
     def _command(self, unit: Unit) -> list[str]:
         """Return the words of a search that measures a unit.
 
-        Any condition or options will do for clean images and the source, which all searches have.
+        For clean images and the source, which all searches have, any condition or options will do.
         """
         bench, cell = self.tuning.benchmark, unit.cells[0]
         options = self._options[unit] or self.tuning.space.first()

@@ -45,8 +45,8 @@ def write_report(
 
     check_place(to)  # before the work, so that a wrong place is reported at once
     with Results(results, readonly=True) as file:
-        rows, observations, labels = file.rows(), file.observations(), file.labels()
-    replace_file(to, page(rows, observations, remember, repaired, labels).encode())
+        rows, observations = file.rows(), file.observations()
+    replace_file(to, page(rows, observations, remember, repaired).encode())
     return sum(row.outcome.status != "pruned" for row in rows)
 
 
