@@ -6,7 +6,6 @@ import base64
 import hashlib
 import html
 import re
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -23,19 +22,15 @@ from benchmark.synthetic_rows import (
     row,
     without_bits,
 )
-from ttapca.benchmark import rows as records
 from ttapca.benchmark.comparisons import comparisons
 from ttapca.benchmark.report_page import (
     NOT_TESTED,
-    SETTINGS,
-    glossary,
     headline,
     report,
     title,
 )
 from ttapca.benchmark.rows import Row
 from ttapca.benchmark.tables import error_table
-from ttapca.methods import METHODS
 
 DOCS = Path(__file__).parents[2] / "docs"
 ROWS = [*paper_grid()[:-16], failed(cell("ttapca-exp", "fog"))]
@@ -126,18 +121,6 @@ def test_the_headline_says_what_was_not_tested_or_not_measured() -> None:
     )
     alone = without_bits(grid({"bn": 21.0}))
     assert NOT_TESTED not in headline(alone, comparisons(alone))
-
-
-def test_methods_and_settings_are_explained() -> None:
-    rows = [row(cell("tent", "fog")), row(cell("bn", "fog", setting="online"))]
-    yours = replace(cell("bn", "fog"), method="yours")
-    rows.append(replace(rows[0], cell=yours))
-    explained = dict(glossary(rows))
-    assert list(explained) == ["tent", "bn", "episodic", "online"]
-    assert explained["tent"] == METHODS["tent"].summary
-    page = report(rows)
-    assert all(f"<dt>{word}</dt><dd>{explained[word]}</dd>" in page for word in explained)
-    assert set(SETTINGS) == set(records.SETTINGS)
 
 
 def test_commands_can_be_copied_as_they_are(page: str) -> None:

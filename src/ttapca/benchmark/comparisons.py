@@ -138,12 +138,6 @@ class Comparison:
         )
         return dict(found.to_dict("index"))
 
-    @property
-    def with_clean(self) -> tuple[str, ...]:
-        """The corruptions, and clean images at the end if they were measured."""
-        measured = [CLEAN] if CLEAN in set(self.rows.corruption) else []
-        return tuple(dict.fromkeys([*self.corruptions, *measured]))
-
     def standings(self, *names: str) -> dict[int, Standing]:
         """Rank the lines by their mean errors over some corruptions, or all; see `tallies`."""
         chosen = names or self.corruptions

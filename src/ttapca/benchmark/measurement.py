@@ -21,7 +21,7 @@ from torch import Tensor
 from ttapca import __version__
 from ttapca.adaptation.adapter import Adapter
 from ttapca.benchmark.plan import Unit
-from ttapca.benchmark.rows import Cell, Observation, Outcome, Row, Status
+from ttapca.benchmark.rows import Cell, Observation, Outcome, Row
 from ttapca.benchmark.streams import FORGETTING, segments
 from ttapca.benchmark.subject import Subject
 from ttapca.datasets import Images, TensorBatches, to_tensor
@@ -59,21 +59,19 @@ def run_unit(
     try:
         found = measure(unit, subject, images, watch)
     except Exception as error:  # whatever a method or a network may raise
-        return not_measured(unit, "failed", f"{type(error).__name__}: {error}", command), []
-    rows = _rows(unit, [values for values, _ in found], "done", "", command)
+        return not_measured(unit, f"{type(error).__name__}: {error}", command), []
+    rows = _rows(unit, [values for values, _ in found], "", command)
     return rows, [observation for _, observation in found if observation is not None]
 
 
-def not_measured(unit: Unit, status: Status, reason: str, command: str) -> list[Row]:
-    """Return the rows of a unit without measured values."""
-    return _rows(unit, [NOTHING] * len(unit.cells), status, reason[:LONGEST_REASON], command)
+def not_measured(unit: Unit, reason: str, command: str) -> list[Row]:
+    """Return the rows of a unit that failed."""
+    return _rows(unit, [NOTHING] * len(unit.cells), reason[:LONGEST_REASON], command)
 
 
-def _rows(
-    unit: Unit, found: Sequence[dict[str, Any]], status: Status, reason: str, command: str
-) -> list[Row]:
+def _rows(unit: Unit, found: Sequence[dict[str, Any]], reason: str, command: str) -> list[Row]:
     facts: dict[str, Any] = {
-        "status": status,
+        "status": "failed" if reason else "done",
         "reason": reason,
         "peak_memory": peak_memory(),
         "versions": versions(),

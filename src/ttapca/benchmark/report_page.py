@@ -22,7 +22,7 @@ from ttapca.benchmark.comparisons import (
     shown_observations,
 )
 from ttapca.benchmark.figures import figures
-from ttapca.benchmark.rows import CHANGE_EVERY, Observation, Row
+from ttapca.benchmark.rows import Observation, Row
 from ttapca.benchmark.svg import PALETTE, page_colours, page_svg, styles_of
 from ttapca.benchmark.tables import (
     cost_table,
@@ -41,20 +41,6 @@ if TYPE_CHECKING:  # it needs torch, which a page does not
 NOTHING = "Nothing has been measured yet"
 NOT_TESTED = "Differences were not tested: it is not known which images were predicted right."
 PAGE = Path(__file__).with_name("page")
-SETTINGS = {
-    "episodic": "adaptation starts anew at each batch",
-    "episodic-sorted": "like episodic, with the images of a class one after another",
-    "online": "adaptation goes on over one corruption, and starts anew at the next",
-    "correlated": "like online, with the images of a class one after another",
-    "dirichlet-0.1": "like online, in stretches that hold few of the classes (Dirichlet shares, "
-    "concentration 0.1)",
-    "dirichlet-1": "like online, in stretches that hold unequal shares of the classes (Dirichlet "
-    "shares, concentration 1)",
-    "continual": "adaptation goes on from one corruption to the next, and never starts anew",
-    "changing": f"the corruption changes every {CHANGE_EVERY} images, round after round; "
-    "adaptation is not told, and never starts anew",
-    "mixed": "all corruptions at once, image by image; adaptation never starts anew",
-}
 
 
 def report(
@@ -94,7 +80,6 @@ def report(
         bars=_bars(largest(found)) if found else [],
         bars_title=largest(found).conditions.title if found else "",
         facts=facts(every),
-        glossary=glossary(every),
         tables=[error_table(each) for each in found if each in full],
         more_tables=[error_table(each) for each in found if each not in full],
         told_apart=[table for each in full if (table := difference_table(each)) is not None],
@@ -184,16 +169,6 @@ def facts(rows: Measurements) -> dict[str, list[str]]:
         "time in the methods": [spent if spent != "0 min" else f"{every.seconds.sum():.1f} s"],
     }
     return {name: list(dict.fromkeys(values)) for name, values in told.items()}
-
-
-def glossary(rows: Measurements) -> list[tuple[str, str]]:
-    """Explain the methods and settings that occur, but for methods that this version lacks."""
-    from ttapca.methods import METHODS  # needs torch
-
-    every = frame(rows)
-    meanings = {name: registered.summary for name, registered in METHODS.items()} | SETTINGS
-    words = dict.fromkeys([*every.method, *every.setting])
-    return [(word, meanings[word]) for word in words if word in meanings]
 
 
 def _full(found: Sequence[Comparison]) -> list[Comparison]:

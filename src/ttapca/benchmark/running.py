@@ -105,7 +105,7 @@ def _write(ended: Endings, results: Results, progress: _Progress) -> None:
             if isinstance(ending, Finished):
                 rows, observations = ending.result
             else:
-                rows, observations = not_measured(unit, "failed", ending.reason, command), []
+                rows, observations = not_measured(unit, ending.reason, command), []
             results.add(rows, observations)
             progress.end(unit, rows)
 

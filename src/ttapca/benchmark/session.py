@@ -134,7 +134,7 @@ class Benchmark:
             if self._saved_filter is not None:
                 subject.fingerprints += (filter_fingerprint(subject, self._saved_filter),)
         if engine.remote:
-            path, fingerprint = Path(self.plan.data), subject.source.fingerprint
+            path, fingerprint = Path(self.plan.data), subject.source.clean.fingerprint()
             data = str(path.absolute()) if path.exists() else self.plan.data
             subject.source.recipe = partial(
                 read_measured, data, self.split, self.plan.images, fingerprint, **self._reading

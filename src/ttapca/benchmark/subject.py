@@ -150,11 +150,6 @@ class ImageSource:
         with_table = "" if table == CIFAR_C else f" with {table}"
         return f"generated{with_table}, seed {self.seed}"
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Tells the clean images from others of the same name."""
-        return self.clean.fingerprint()
-
     def check(self, conditions: Sequence[Condition]) -> None:
         """Raise now if photographs or files are missing, which would stop a run hours later."""
         corrupted = [condition for condition in conditions if condition[0] != CLEAN]
@@ -238,7 +233,8 @@ def images_fingerprint(subject: Subject) -> Fingerprint:
     """Return the fingerprint of the clean images: all their pixels and labels count."""
     source, count = subject.source, len(subject.source.clean)
     others = f"on {count:,} others that are called `{subject.data}` too, or these have"
-    return Fingerprint(subject.data, count, source.fingerprint, "images", others, "the data")
+    digest = source.clean.fingerprint()
+    return Fingerprint(subject.data, count, digest, "images", others, "the data")
 
 
 def corrupted_fingerprints(subject: Subject, conditions: Iterable[Condition]) -> list[Fingerprint]:

@@ -1,6 +1,6 @@
 """Tables of results: errors, differences between methods, the paper's errors, costs, failures.
 
-A `ResultTable` has no markup: a terminal, a page and a LaTeX file show the same table.
+A `ResultTable` has no markup: a terminal, a page and Markdown show the same table.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ttapca.benchmark.comparisons import (
     frame,
     nearest_to_paper,
 )
+from ttapca.benchmark.rows import CLEAN
 from ttapca.benchmark.uncertainty import Difference, MeanInterval
 from ttapca.corruptions import STANDARD
 
@@ -111,7 +112,8 @@ def error_tables(rows: Measurements) -> list[ResultTable]:
 
 def error_table(comparison: Comparison) -> ResultTable:
     """Return the errors of one comparison: the mean first, as in the paper, clean images last."""
-    names = comparison.with_clean
+    measured = [CLEAN] if CLEAN in set(comparison.rows.corruption) else []
+    names = list(dict.fromkeys([*comparison.corruptions, *measured]))
     columns = ["method", *map(heading, names)]
     several = len(comparison.corruptions) > 1
     if several:
