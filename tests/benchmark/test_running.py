@@ -307,8 +307,7 @@ print(json.dumps(told))
 
 @pytest.mark.slow
 def test_kill_9_at_ten_points_then_the_same_file(tmp_path: Path) -> None:
-    # Within units, between them, and inside of transactions; and the rows that must be there. The
-    # first transaction writes the labels of the images.
+    # Within units, between them, and inside of transactions; and the rows that must be there.
     points = {
         ("start", 1): 0,
         ("batch", 2): 0,

@@ -82,7 +82,7 @@ def test_other_images_of_the_same_name_are_not_taken_for_those_that_were_measure
     before = benchmark("a", slice(100)).run(to)
     assert before == benchmark("a", slice(100)).run(to)
     for folder in ("a", "b"):  # the folder has other images now; another folder has them
-        with pytest.raises(OptionError, match=r"50 others that are called `photos\.npz` too.*--to"):
+        with pytest.raises(OptionError, match=r"same images; .*others called `photos\.npz`.*--to"):
             benchmark(folder, slice(100, 200)).run(to)
     with Results(to, readonly=True) as results:
         assert results.rows() == before

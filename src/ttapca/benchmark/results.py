@@ -111,18 +111,18 @@ class Results:
         """Write down fingerprints of new names, or none if a name stands for something else."""
         with self._errors_explained(), self._transaction():
             for one in fingerprints:
-                name = (one.key, one.images)
+                place = (one.key, one.images)
                 self._connection.execute(
-                    "INSERT OR IGNORE INTO claims VALUES (?, ?, ?)", (*name, one.digest)
+                    "INSERT OR IGNORE INTO claims VALUES (?, ?, ?)", (*place, one.digest)
                 )
                 found = self._connection.execute(
-                    "SELECT fingerprint FROM claims WHERE key = ? AND images = ?", name
+                    "SELECT fingerprint FROM claims WHERE key = ? AND images = ?", place
                 )
                 if found.fetchone()[0] != one.digest:
                     raise OptionError(
                         f"In one file of results, a name stands for the same {one.kind}; "
-                        f"{self.path} has measurements {one.others} changed since. Name another "
-                        f"file with `--to FILE`, or rename {one.renamed}."
+                        f"{self.path} has measurements with others called `{one.name}`, or they "
+                        "have changed since. Name another file with `--to FILE`, or rename them."
                     )
 
     def reserved(

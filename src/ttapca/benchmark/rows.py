@@ -115,7 +115,5 @@ class Fingerprint:
     key: str  # the name, with all else by which a `Cell` tells such things apart
     images: int  # 0 if it is no set of images
     digest: str
-    # Words for an error: images or filter, the measurements in the file, the thing to rename.
-    kind: str
-    others: str
-    renamed: str
+    kind: str  # for an error: images, corrupted images or filter
+    name: str  # for an error

@@ -231,10 +231,8 @@ def read_measured(
 
 def images_fingerprint(subject: Subject) -> Fingerprint:
     """Return the fingerprint of the clean images: all their pixels and labels count."""
-    source, count = subject.source, len(subject.source.clean)
-    others = f"on {count:,} others that are called `{subject.data}` too, or these have"
-    digest = source.clean.fingerprint()
-    return Fingerprint(subject.data, count, digest, "images", others, "the data")
+    clean, name = subject.source.clean, subject.data
+    return Fingerprint(name, len(clean), clean.fingerprint(), "images", name)
 
 
 def corrupted_fingerprints(subject: Subject, conditions: Iterable[Condition]) -> list[Fingerprint]:
@@ -243,20 +241,14 @@ def corrupted_fingerprints(subject: Subject, conditions: Iterable[Condition]) ->
     The first and last images of each condition count: all of them may be gigabytes.
     """
     folder = subject.source.folder
-    if folder is None:
-        return []
     found = []
-    for condition in dict.fromkeys(conditions):
+    for condition in dict.fromkeys(conditions if folder else ()):
         images, (name, severity) = subject.source.images([condition]), condition
         # No data set has such a name: theirs are last parts of paths, without a slash.
-        key = "/".join(("corrupted", subject.data, folder.name, f"{name} {severity}"))
+        key = "/".join(("corrupted", subject.data, subject.source.name, f"{name} {severity}"))
         digest = images[:ENDS].fingerprint() + images[-ENDS:].fingerprint()
-        others = (
-            f"on others of `{name}` {severity} in another folder `{folder.name}`, or these have"
-        )
-        found.append(
-            Fingerprint(key, len(images), digest, "corrupted images", others, "the folder")
-        )
+        place = f"{subject.source.name}/{name} {severity}"
+        found.append(Fingerprint(key, len(images), digest, "corrupted images", place))
     return found
 
 
@@ -264,6 +256,6 @@ def filter_fingerprint(subject: Subject, folder: Path) -> Fingerprint:
     """Return the fingerprint of a saved filter: all its tensors count."""
     name, layer = subject.filter_name, subject.fitted.layer if subject.fitted else ""
     digest = hashlib.sha256((folder / TENSORS).read_bytes()).hexdigest()
-    others = f"with another one that is called `{name}` too, or this one has"
-    key = "/".join(("filter", subject.weights, layer, name))
-    return Fingerprint(key, 0, digest, "filter", others, "the filter")
+    return Fingerprint(
+        "/".join(("filter", subject.weights, layer, name)), 0, digest, "filter", name
+    )
