@@ -14,7 +14,7 @@ from torch import nn
 import ttapca
 from benchmark.worlds import DIGITS_PLAN as SMALL
 from benchmark.worlds import Recorder, small_subject
-from ttapca.benchmark import Benchmark, NetworkSource, Plan, Results, session
+from ttapca.benchmark import Benchmark, Plan, Results, session
 from ttapca.benchmark.measurement import adapted
 from ttapca.datasets import read_digits
 from ttapca.errors import (
@@ -22,9 +22,7 @@ from ttapca.errors import (
     NotEnoughDataError,
     OptionError,
     TtapcaError,
-    UntrainedWarning,
 )
-from ttapca.networks import Normalisation
 
 OLD = Path(__file__).parent / "results_0_1.sqlite"
 PLAN = SMALL.changed(methods=("bn", "ttapca-relu", "tent"), corruptions=("fog", "contrast"))
@@ -211,16 +209,3 @@ def test_source_images_are_part_of_the_key(
     }
     with adapted(unit.cells[0], benchmark._subject()) as adapter:
         assert adapter(torch.rand(8, 3, 8, 8)).shape == (8, 2)
-
-
-def test_networks_by_name() -> None:
-    assert NetworkSource("digits").load().training is False
-    with pytest.warns(UntrainedWarning, match="no weights were given, so `torch.nn:Identity`"):
-        NetworkSource("torch.nn:Identity").load()
-    assert isinstance(NetworkSource("torch.nn:Identity").load(doubt=False), nn.Identity)
-    with pytest.raises(OptionError, match="`weights=` has no meaning for `digits`"):
-        NetworkSource("digits", Path("w.pth")).load()
-    assert NetworkSource("x.pth", eps=1e-3).words()["--eps"] == 1e-3
-    stated = NetworkSource("x.pth", normalisation=Normalisation((0.5, 0.25, 1.0), (1.0,))).words()
-    given = {name: value for name, value in stated.items() if value is not None}
-    assert given == {"--mean": "0.5,0.25,1.0", "--std": "1.0"}

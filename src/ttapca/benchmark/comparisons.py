@@ -80,7 +80,7 @@ class Conditions(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Results of one set of conditions; clean images are among `corruptions` only if alone."""
+    """Results of one set of conditions; `corruptions` has clean images only if nothing else."""
 
     conditions: Conditions
     corruptions: tuple[str, ...]

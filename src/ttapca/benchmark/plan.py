@@ -116,7 +116,7 @@ class Plan:
             )
 
     def changed(self, **values: Any) -> Plan:
-        """Return the same plan with other values; None leaves one, options of methods are added."""
+        """Return the same plan with other values; None changes nothing, `method` adds options."""
         given = {name: value for name, value in values.items() if value is not None}
         own: dict[str, Mapping[str, Any]] = dict(self.method)
         for method, options in given.pop("method", {}).items():
@@ -314,7 +314,8 @@ def units_of(
 def _among(stream: Sequence[Condition]) -> str:
     """Return how `Cell.corrupted` names conditions that share an adaptation.
 
-    Severities are named for clean images, which have none, but not the usual one: old files do not.
+    With clean images, which have no severity, that of the others is named; not the usual one, which
+    old files never name.
     """
     names = tuple(name for name, _ in stream)
     if names == STANDARD:

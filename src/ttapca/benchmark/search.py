@@ -255,7 +255,7 @@ def _study(sampler: SamplerName, seed: int) -> Any:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     draws: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed)
-    if sampler == "tpe":
+    if sampler == "tpe":  # without a score yet, a proposal counts as bad, so that trials differ
         draws = optuna.samplers.TPESampler(
             seed=seed, n_startup_trials=STARTUP, multivariate=True, constant_liar=True
         )

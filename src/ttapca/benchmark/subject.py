@@ -256,6 +256,5 @@ def filter_fingerprint(subject: Subject, folder: Path) -> Fingerprint:
     """Return the fingerprint of a saved filter: all its tensors count."""
     name, layer = subject.filter_name, subject.fitted.layer if subject.fitted else ""
     digest = hashlib.sha256((folder / TENSORS).read_bytes()).hexdigest()
-    return Fingerprint(
-        "/".join(("filter", subject.weights, layer, name)), 0, digest, "filter", name
-    )
+    key = "/".join(("filter", subject.weights, layer, name))
+    return Fingerprint(key, 0, digest, "filter", name)

@@ -139,7 +139,7 @@ def differences(tallies: Sequence[ImageTally], reference: int) -> list[Differenc
 
 @dataclass(frozen=True)
 class Standing:
-    """A method's error and rank, which all share that are not told apart from the best of it."""
+    """A method's error and rank: methods not told apart from the best of a rank share it."""
 
     rank: int
     error: MeanInterval
