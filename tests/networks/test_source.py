@@ -19,7 +19,7 @@ def test_networks_by_name() -> None:
     assert isinstance(NetworkSource("torch.nn:Identity").load(doubt=False), nn.Identity)
     with pytest.raises(OptionError, match="`weights=` has no meaning for `digits`"):
         NetworkSource("digits", Path("w.pth")).load()
-    with pytest.raises(OptionError, match="`any_size=` has no meaning for `torch.nn:Identity`"):
+    with pytest.raises(OptionError, match="`any_size=` has no meaning for"):
         NetworkSource("torch.nn:Identity", any_size=True).load()
     assert NetworkSource("x.pth", eps=1e-3).words()["--eps"] == 1e-3
     stated = NetworkSource("x.pth", normalisation=Normalisation((0.5, 0.25, 1.0), (1.0,))).words()
