@@ -81,7 +81,7 @@ class NetworkSource:
         """Raise `OptionError` if one of these attributes is given: it would have no effect."""
         for name in names:
             if getattr(self, name) not in (None, False):
-                raise OptionError(f"`{name}=` has no meaning for `{self.name}`.")
+                raise OptionError(f"`{name}=` has no meaning for `{self.name}`. Leave it out.")
 
     @property
     def shipped_filter(self) -> Path | None:
