@@ -39,6 +39,7 @@ from ttapca.benchmark.tables import (
     error_tables,
     failure_table,
     paper_tables,
+    setting_tables,
 )
 from ttapca.corruptions import STANDARD
 
@@ -144,6 +145,36 @@ def test_clean_images_join_every_table_of_the_same_conditions() -> None:
     assert "clean images" in only.title
 
 
+def test_settings_beside_one_another() -> None:
+    names = ("mixed", "episodic", "dirichlet-0.1")
+    rows = [each for name in names for each in paper_grid(name)]
+    assert setting_tables(comparisons(rows[: 2 * len(rows) // 3])) == []  # two are few
+    mixed = "generated, seed 0, among clean and all the others"
+    rows = [
+        replace(one, cell=replace(one.cell, corrupted=mixed))
+        if one.cell.setting == "mixed"
+        else one
+        for one in rows
+        if (one.cell.setting, one.cell.method) != ("episodic", "tent")
+    ]
+    slow = [row(cell("tent", name, setting="mixed", corrupted=mixed, lr=0.5)) for name in STANDARD]
+    (table,) = setting_tables(comparisons([*rows, *slow]))
+    assert table.columns == ("method", "episodic", "dirichlet-0.1", "mixed")
+    assert ", severity 5, by setting, batches of 200, " in table.title
+    for one in table.columns[1:]:
+        found = texts(table, one)
+        others = [name for name in METHODS if name != "tent"]
+        assert list(found) == [*others, "tent, lr 0.001", "tent, lr 0.5"]
+        for method in ("source", "ttapca-exp"):
+            errors = [error(cell(method, name, setting=one)) for name in STANDARD]
+            clean = error(cell(method, "clean"))
+            assert found[method] == f"{statistics.fmean(errors):.1f} ({clean:.1f})"
+    assert texts(table, "episodic")["tent, lr 0.001"] == "—"
+    assert [texts(table, name)["tent, lr 0.5"] for name in table.columns[1:3]] == ["—", "—"]
+    assert "(" not in texts(table, "mixed")["tent, lr 0.5"]  # not run on clean images
+    assert table.notes[0].endswith("mean over 15 corruptions; clean images in brackets.")
+
+
 def test_clean_images_stand_beside_the_severity_whose_stream_they_share() -> None:
     streams = {
         1: "generated, seed 0, among fog clean at 1",
@@ -160,6 +191,9 @@ def test_clean_images_stand_beside_the_severity_whose_stream_they_share() -> Non
         table.title: (texts(table, "Fog")["bn"], texts(table, "Clean")["bn"]) for table in tables
     }
     assert list(shown.values()) == [("41.0", "11.0"), ("45.0", "15.0")]
+    first, second = setting_tables(comparisons(rows))
+    assert texts(first, "mixed")["bn"] == "41.0 (11.0)"
+    assert texts(second, "mixed")["bn"] == "45.0 (15.0)"
 
 
 def test_costs_are_those_of_the_rows() -> None:
@@ -259,9 +293,19 @@ def test_rows_of_before_are_shown_as_before_with_a_note() -> None:
         assert NOT_TESTED in headline(given, comparisons(given))
 
 
-def test_the_papers_numbers_stand_beside_intervals_too() -> None:
-    rows = grid({"source": 40.0, "bn": 21.0, "tent": 20.8})
-    (own,), (beside,) = error_tables(rows), paper_tables(rows)
+def test_settings_and_the_papers_numbers_stand_beside_intervals_too() -> None:
+    rows = [
+        Row(replace(each.cell, setting=setting), each.outcome)
+        for setting in ("episodic", "online", "correlated")
+        for each in grid({"source": 40.0, "bn": 21.0, "tent": 20.8})
+    ]
+    (table,) = setting_tables(comparisons(rows))
+    (own,) = error_tables(rows[:6])
+    for name in ("episodic", "online", "correlated"):
+        assert texts(table, name) == texts(own, "Mean of 2")
+        assert bold(table, name) == {"bn", "tent"}
+    assert table.notes[1].startswith("±: half the width of the 95 % interval over images.")
+    beside = paper_tables(rows[:6])[0]
     assert beside.rows[0][1].text == texts(own, "Mean of 2")["source"]
     assert beside.notes[-1].endswith("interval over images; the paper prints standard deviations.")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +100,15 @@ def _first_repaired(cell: Cell, subject: Subject) -> list[RepairedImage]:
     first = images.subset(order[: cell.batch_size])
     labels, pixels = torch.from_numpy(first.labels), to_tensor(first.images)
     layer = find_layer(subject.network, cell.layer.partition(", ")[0])
-    with adapted(cell, subject) as adapter, torch.no_grad(), _last_input(layer) as inputs:
+    inputs: list[
+        Tensor
+    ] = []  # the last input of the layer, after the filter, whose hook came first
+
+    def keep(_: nn.Module, given: tuple[Any, ...], _named: dict[str, Any]) -> None:
+        inputs[:] = [given[0].detach().clone()]
+
+    with adapted(cell, subject) as adapter, torch.no_grad(), temporary_patches() as patches:
+        patches.hook_input(layer, keep)
         with adapter.disabled():
             plain = adapter(pixels).argmax(1)
         undone = undo_normalisation(subject, pixels, inputs[0])
@@ -121,16 +128,3 @@ def _first_repaired(cell: Cell, subject: Subject) -> list[RepairedImage]:
         )
         for row in repaired[:MOST_REPAIRED]
     ]
-
-
-@contextmanager
-def _last_input(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Give the last input of a layer: after the filter, whose hook came first."""
-    inputs: list[Tensor] = []
-
-    def keep(_: nn.Module, given: tuple[Any, ...], _named: dict[str, Any]) -> None:
-        inputs[:] = [given[0].detach().clone()]
-
-    with temporary_patches() as patches:
-        patches.hook_input(layer, keep)
-        yield inputs

@@ -14,6 +14,7 @@ from ttapca.benchmark.tables import (
     error_table,
     failure_table,
     paper_tables,
+    setting_tables,
 )
 from ttapca.support.parsing import finite
 
@@ -28,10 +29,9 @@ def export(rows: Measurements, form: str) -> str:
     """
     check_option("format", form, OneOf(FORMATS))
     if form == "markdown":
-        found = [
-            table(each) for each in comparisons(rows) for table in (error_table, difference_table)
-        ]
-        found += [*paper_tables(rows), failure_table(rows)]
+        every = comparisons(rows)
+        found = [table(each) for each in every for table in (error_table, difference_table)]
+        found = [*setting_tables(every), *found, *paper_tables(rows), failure_table(rows)]
         return "\n".join(markdown(table) for table in found if table is not None)
     table = frame(rows)
     if form == "json":  # not `DataFrame.to_json`, which rounds

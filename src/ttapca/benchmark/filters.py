@@ -93,8 +93,8 @@ def kept_filter(
     """Load the filter of a folder; if there is none, fit and save it while other processes wait."""
 
     def waiting(holder: str) -> None:
-        if reporter is not None:
-            reporter.note(f"another process fits this filter ({holder}); waiting for it to end")
+        text = f"another process fits this filter ({holder}); waiting for it to end"
+        (reporter or Silent()).note(text)
 
     if not folder.exists():
         parent, is_new = folder.parent, not folder.parent.exists()

@@ -32,6 +32,7 @@ from ttapca.benchmark.tables import (
     full_name,
     mean_value,
     paper_tables,
+    setting_tables,
 )
 from ttapca.support.progress import counted
 
@@ -80,7 +81,7 @@ def report(
         bars=_bars(largest(found)) if found else [],
         bars_title=largest(found).conditions.title if found else "",
         facts=facts(every),
-        tables=[error_table(each) for each in found if each in full],
+        tables=[*setting_tables(found), *(error_table(each) for each in found if each in full)],
         more_tables=[error_table(each) for each in found if each not in full],
         told_apart=[table for each in full if (table := difference_table(each)) is not None],
         compared=paper_tables(every),

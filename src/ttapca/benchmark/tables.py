@@ -9,18 +9,22 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
+
+import pandas as pd
 
 from ttapca.benchmark import paper
 from ttapca.benchmark.comparisons import (
+    LINE,
     SOURCE,
     Comparison,
     Measurements,
     comparisons,
     frame,
+    labels,
     nearest_to_paper,
 )
-from ttapca.benchmark.rows import CLEAN
+from ttapca.benchmark.rows import AMONG, CLEAN, SETTINGS
 from ttapca.benchmark.uncertainty import Difference, MeanInterval
 from ttapca.corruptions import STANDARD
 
@@ -122,9 +126,7 @@ def error_table(comparison: Comparison) -> ResultTable:
     for line, label in comparison.lines.label.items():
         mean = [mean_value(comparison, line)] if several else []
         lines.append((Value(label), *mean, *(error_value(comparison, line, n) for n in names)))
-    marked = tuple(lines)
-    if len(lines) > 1:
-        marked = tuple(zip(*map(_best_marked, zip(*lines, strict=True)), strict=True))
+    marked = _with_best(lines)
     if len(comparison.standings()) > 1:  # after the number that it is the rank of
         columns.insert(2, RANK)
         marked = tuple((*line[:2], rank_value(line[1]), *line[2:]) for line in marked)
@@ -140,6 +142,47 @@ def rank_value(value: Value) -> Value:
 def signed(number: float, decimals: int) -> str:
     """Write a difference with its sign."""
     return f"{number:+.{decimals}f}".replace("-", "−")  # noqa: RUF001
+
+
+def setting_tables(found: Sequence[Comparison], least: int = 3) -> list[ResultTable]:
+    """Return mean errors by setting, if `least` comparisons differ in nothing else."""
+    groups: dict[tuple[object, ...], dict[str, Comparison]] = {}
+    for each in found:
+        ours = each.conditions
+        # Corruptions that share an adaptation are named here; their columns are compared instead.
+        corrupted = ours.corrupted.partition(AMONG)[0]
+        key = (ours._replace(setting="", corrupted=corrupted), each.corruptions)
+        groups.setdefault(key, {}).setdefault(ours.setting, each)
+    return [_setting_table(group) for group in groups.values() if len(group) >= least]
+
+
+def _setting_table(group: dict[str, Comparison]) -> ResultTable:
+    group = {name: group[name] for name in sorted(group, key=[*SETTINGS, *group].index)}
+    first = next(iter(group.values()))
+    every = pd.concat([each.lines for each in group.values()]).drop_duplicates(LINE)
+    lines = [
+        (Value(label), *(_value_with_clean(each, line) for each in group.values()))
+        for label, line in zip(labels(every), every[LINE].itertuples(index=False), strict=True)
+    ]
+    names = first.corruptions
+    over = f"mean over {len(names)} corruptions" if len(names) > 1 else full_name(names[0])
+    values = [value for line in lines for value in line[1:] if value.number is not None]
+    brackets = any(value.text.endswith(")") for value in values)
+    note = f"Classification error in percent, {over}" + "; clean images in brackets" * brackets
+    notes = [f"{note}.", *([f"{INTERVAL}. {BOLD} {TEST}"] if any(v.rank for v in values) else [])]
+    title = first.conditions._replace(setting="by setting").title
+    return ResultTable(title, ("method", *group), _with_best(lines), tuple(notes))
+
+
+def _value_with_clean(comparison: Comparison, line: tuple[Any, ...]) -> Value:
+    """Return the mean error of a method with its options, and that on clean images in brackets."""
+    lines = comparison.lines
+    for number in lines.index[(lines[LINE] == list(line)).all(axis=1)]:
+        mean, clean = mean_value(comparison, number), lines.clean[number]
+        if mean.number is None or math.isnan(clean) or CLEAN in comparison.corruptions:
+            return mean
+        return replace(mean, text=f"{mean.text} ({_number(comparison, clean)})")
+    return MISSING
 
 
 def error_value(comparison: Comparison, line: int, corruption: str) -> Value:
@@ -194,6 +237,13 @@ def decimals_of(comparison: Comparison) -> int:
 def _number(comparison: Comparison, mean: float, spread: float = math.nan) -> str:
     decimals = decimals_of(comparison)
     return f"{mean:.{decimals}f}" + ("" if math.isnan(spread) else f" ±{spread:.{decimals}f}")
+
+
+def _with_best(lines: Sequence[Line]) -> tuple[Line, ...]:
+    """Mark the best of each column."""
+    if len(lines) < 2:
+        return tuple(lines)
+    return tuple(zip(*map(_best_marked, zip(*lines, strict=True)), strict=True))
 
 
 def _best_marked(column: Line) -> Line:
@@ -298,16 +348,13 @@ def _difference(gap: Difference, decimals: int) -> Value:
 
 def paper_tables(rows: Measurements) -> list[ResultTable]:
     """Return our errors beside the paper's, of the comparisons with most corruptions and images."""
-
-    def size(each: Comparison) -> tuple[int, int]:
-        return len(each.corruptions), each.conditions.images
-
     fullest: dict[tuple[str, ...], Comparison] = {}
     for each in comparisons(rows):
         ours = each.conditions
         key = (ours.model, ours.weights, ours.data, ours.setting)
         if (ours.severity, ours.batch_size) == (paper.SEVERITY, paper.BATCH_SIZE):
-            fullest[key] = max(fullest.get(key, each), each, key=size)
+            both = (fullest.get(key, each), each)
+            fullest[key] = max(both, key=lambda one: (len(one.corruptions), one.conditions.images))
     return [table for each in fullest.values() if (table := _paper_table(each)) is not None]
 
 

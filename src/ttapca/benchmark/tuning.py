@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal, get_args
 
-from ttapca._checks import Number, OneOf, Whole, check_option
+from ttapca._checks import Number, OneOf, check_option
 from ttapca.benchmark import paper
 from ttapca.benchmark.plan import Unit, units_of
 from ttapca.benchmark.results import Results
@@ -216,13 +216,9 @@ class _TuningRun:
         facts = (tuning.conditions, images, seed, rows)
         return Tuned(tuning.space.method, ranked(trials), self._ended(AS_IT_IS), *facts)
 
-    @property
-    def _conditions(self) -> tuple[Condition, ...]:
-        return (*self.tuning.conditions, CLEAN_CONDITION)
-
     def _measure(self, proposals: Sequence[Proposal], *, announce: bool) -> None:
         # All proposals under one condition, then under the next: its images are made once.
-        pairs = product(self._conditions, proposals)
+        pairs = product((*self.tuning.conditions, CLEAN_CONDITION), proposals)
         units = [unit for condition, one in pairs for unit in self._units_of(one, condition)]
         run(
             list(dict.fromkeys(units)),
@@ -251,7 +247,7 @@ class _TuningRun:
     def _ended(self, one: Proposal) -> Trial:
         """Return how a trial did, without a score."""
         errors: dict[Condition, float] = {}
-        for condition in self._conditions:
+        for condition in (*self.tuning.conditions, CLEAN_CONDITION):
             units = self._units_of(one, condition)
             outcomes = [self._outcomes[cell] for unit in units for cell in unit.cells]
             measured = [each.error for each in outcomes if each.error is not None]
@@ -333,14 +329,8 @@ def read_conditions(words: Sequence[str]) -> tuple[Condition, ...]:
     found: list[Condition] = []
     for word in words:
         name, _, severity = word.partition(":")
-        if name == CLEAN:
-            raise OptionError(
-                "Clean images are measured beside the conditions; found `clean` among these. "
-                "Leave it out."
-            )
         if not severity.isdecimal():
             raise OptionError(f"A condition is NAME:SEVERITY, such as fog:4; found `{word}`.")
-        check_option("severity", int(severity), Whole(SEVERITIES[0], SEVERITIES[-1]))
         found += [(each, int(severity)) for each in find_all([name])]
     conditions = tuple(dict.fromkeys(found))
     check_held_out(conditions)
