@@ -100,12 +100,10 @@ def _first_repaired(cell: Cell, subject: Subject) -> list[RepairedImage]:
     first = images.subset(order[: cell.batch_size])
     labels, pixels = torch.from_numpy(first.labels), to_tensor(first.images)
     layer = find_layer(subject.network, cell.layer.partition(", ")[0])
-    inputs: list[
-        Tensor
-    ] = []  # the last input of the layer, after the filter, whose hook came first
+    inputs: list[Tensor] = []
 
     def keep(_: nn.Module, given: tuple[Any, ...], _named: dict[str, Any]) -> None:
-        inputs[:] = [given[0].detach().clone()]
+        inputs[:] = [given[0].detach().clone()]  # after the filter, whose hook came first
 
     with adapted(cell, subject) as adapter, torch.no_grad(), temporary_patches() as patches:
         patches.hook_input(layer, keep)
