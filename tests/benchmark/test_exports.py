@@ -4,14 +4,12 @@ import csv
 import io
 import json
 import math
-import re
 
 import pytest
 
 from benchmark.synthetic_rows import cell, everything, failed, paper_grid, row
-from ttapca.benchmark.difference_tables import paper_tables
-from ttapca.benchmark.exports import export, latex, markdown
-from ttapca.benchmark.tables import ResultTable, Value, error_tables
+from ttapca.benchmark.exports import export, markdown
+from ttapca.benchmark.tables import ResultTable, Value
 from ttapca.errors import OptionError
 
 SPECIAL = "a_b & 50 % #1 {x} ~^\\ $y | *z* <b>"
@@ -26,8 +24,8 @@ def test_json_keeps_every_field_of_every_row() -> None:
         expected = vars(each.cell) | vars(each.outcome) | {"correct": ""}
         assert record == json.loads(json.dumps(expected))
         assert list(record) == list(expected)
-    with pytest.raises(OptionError, match=r"found 'latx'\. Did you mean `latex`"):
-        export([], "latx")
+    with pytest.raises(OptionError, match=r"found 'jsn'\. Did you mean `json`"):
+        export([], "jsn")
 
 
 def test_a_record_is_json_also_where_a_method_diverged() -> None:
@@ -69,29 +67,3 @@ def test_the_tables_end_with_what_failed_and_why() -> None:
     assert last.startswith("What failed\n")
     assert last.endswith("| bn | episodic | Fog | 5 | 1 | AttachError: no layer |\n")
     assert "What failed" not in export(paper_grid(), "markdown")
-
-
-def test_latex_has_every_number_in_whole_lines_and_escapes_its_own_marks() -> None:
-    text = latex(ResultTable(SPECIAL, ("m",), ((Value(SPECIAL),), (Value("1 ±2"),))))
-    escaped = r"a\_b \& 50 \% \#1 \{x\} \textasciitilde{}\textasciicircum{}\textbackslash{} \$y"
-    assert escaped in text
-    assert r"1 $\pm$2 \\" in text
-    rows = everything()
-    text = export(rows, "latex")
-    found = []
-    pattern = r"\\begin\{tabular\}\{([lr]+)\}\n\\toprule\n(.*?)\\bottomrule"
-    *tabulars, failures = re.findall(pattern, text, flags=re.S)
-    assert failures[1].count(r"no BatchNorm <layer> \& co") == 2
-    for layout, body in (*tabulars, failures):
-        lines = [line for line in body.splitlines() if line != r"\midrule"]
-        assert all(line.endswith(r" \\") for line in lines)
-        entries = [line.removesuffix(r" \\").split(" & ") for line in lines]
-        assert {len(line) for line in entries} == {len(layout)}
-        found += [each for line in entries[1:] for each in line[1:] if body != failures[1]]
-    plain = [re.sub(r"\\textbf\{(.*)\}", r"\1", each) for each in found]
-    plain = [each.replace("$\\pm$", "±").replace("$-$", "−") for each in plain]  # noqa: RUF001
-    shown = [*error_tables(rows), *paper_tables(rows)]
-    values = [value for table in shown for line in table.rows for value in line]
-    numbers = [value.text for value in values if value.kind == "number"]
-    assert [each for each in plain if each not in ("failed", "--")] == numbers
-    assert text.count(r"\begin{table*}") == len(shown) + 1  # what failed

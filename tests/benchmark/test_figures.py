@@ -187,21 +187,6 @@ def test_all_points_and_bars_lie_within_the_axes() -> None:
                 assert all(low < end < high for end in ends)
 
 
-def test_a_method_looks_the_same_in_every_report() -> None:
-    styles = styles_of(METHODS)
-    assert styles_of(["yours", *reversed(METHODS)]) == {**styles, "yours": len(styles)}
-    assert set(styles) == set(REGISTERED)
-    assert len({look(styles[name])["color"] for name in COLOURED}) == len(COLOURED) == len(PALETTE)
-    looks = [look(number) for number in (*styles.values(), len(styles))]
-    assert len({(each["marker"], each["fillstyle"]) for each in looks}) == len(looks)
-    (alone,) = by_name([row(cell("tent", seed=s, images=400)) for s in (0, 1)])[
-        "entropy"
-    ].drawing.axes
-    beside = curves(by_name(everything())["entropy"])["tent"]
-    assert alone.lines[0].get_color() == beside.get_color() == look(styles["tent"])["color"]
-    assert alone.lines[0].get_marker() == beside.get_marker()
-
-
 def test_corruptions_are_shown_in_which_methods_differ_most() -> None:
     def differ(gaps: dict[str, float]) -> list[Row]:
         return [
@@ -228,25 +213,25 @@ def test_corruptions_are_shown_in_which_methods_differ_most() -> None:
 
 
 def test_lines_look_different_and_a_method_the_same_in_every_figure() -> None:
-    colours: dict[str, set[str]] = {}
+    styles = styles_of(METHODS)
+    assert styles_of(["yours", *reversed(METHODS)]) == {**styles, "yours": len(styles)}
+    assert set(styles) == set(REGISTERED)
+    assert len({look(styles[name])["color"] for name in COLOURED}) == len(COLOURED) == len(PALETTE)
+    looks = [look(number) for number in range(2 * len(MARKERS))]
+    assert len({(each["marker"], each["fillstyle"]) for each in looks}) == len(looks)
+    assert len({(each["marker"], each["linestyle"]) for each in looks[:15]}) == 15
     found = by_name(everything())
     for name in ("rank", "steps", "batch", "entropy"):
         for label, curve in curves(found[name]).items():
             line = curve[0] if isinstance(curve, tuple) else curve
-            colours.setdefault(label, set()).add(line.get_color())
-    assert all(len(own) == 1 for own in colours.values())
-    assert len(set.union(*colours.values())) == len(colours) == 5
+            assert line.get_color() == look(styles[label])["color"]
     rows = [
         row(cell(method, "fog", options=options))
         for method in ("tent", "ttapca-exp", "ttapca-relu")
         for options in ("{}", '{"logits": "after"}', '{"logits": "before"}')
     ]
     axes = by_name(rows)["parameters"].drawing.axes[0]
-    drawn = {(each[0].get_color(), each[0].get_marker()) for each in axes.containers}
-    assert len(drawn) == 9
-    styles = [look(number) for number in range(2 * len(MARKERS))]
-    assert len({(each["marker"], each["fillstyle"]) for each in styles}) == 2 * len(MARKERS)
-    assert len({(each["marker"], each["linestyle"]) for each in styles[:15]}) == 15
+    assert len({(each[0].get_color(), each[0].get_marker()) for each in axes.containers}) == 9
 
 
 def test_the_svg_is_whole_repeatable_and_takes_the_pages_colours() -> None:

@@ -14,9 +14,9 @@ from benchmark.worlds import Recorder, small_subject
 from ttapca import networks
 from ttapca.benchmark import Benchmark, Plan
 from ttapca.benchmark.filters import kept_filter
-from ttapca.benchmark.network_source import NetworkSource
 from ttapca.errors import DataNotFoundError
 from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.networks.source import NetworkSource
 
 NAME = "cifar10-resnet20"
 PLAN = Plan(

@@ -11,9 +11,9 @@ import torch
 
 from benchmark.worlds import small_subject
 from ttapca.benchmark import Plan, Subject, expand, presets, read_plan, read_preset
-from ttapca.benchmark.network_source import fingerprint
 from ttapca.corruptions import EXTRA, STANDARD
 from ttapca.errors import DataFormatError, DataNotFoundError, NotEnoughDataError, OptionError
+from ttapca.networks.source import fingerprint
 
 
 def test_the_default_is_the_papers_with_the_recommended_method() -> None:

@@ -5,16 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import itertools
 import re
-import shlex
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmark.synthetic_rows import (
     cell,
@@ -27,20 +22,15 @@ from benchmark.synthetic_rows import (
     row,
     without_bits,
 )
-from ttapca.benchmark import rows as records
 from ttapca.benchmark.comparisons import comparisons
 from ttapca.benchmark.report_page import (
     NOT_TESTED,
-    SETTINGS,
-    condensed,
-    glossary,
     headline,
     report,
     title,
 )
 from ttapca.benchmark.rows import Row
 from ttapca.benchmark.tables import error_table
-from ttapca.methods import METHODS
 
 DOCS = Path(__file__).parents[2] / "docs"
 ROWS = [*paper_grid()[:-16], failed(cell("ttapca-exp", "fog"))]
@@ -133,49 +123,10 @@ def test_the_headline_says_what_was_not_tested_or_not_measured() -> None:
     assert NOT_TESTED not in headline(alone, comparisons(alone))
 
 
-def test_methods_and_settings_are_explained() -> None:
-    rows = [row(cell("tent", "fog")), row(cell("bn", "fog", setting="online"))]
-    yours = replace(cell("bn", "fog"), method="yours")
-    rows.append(replace(rows[0], cell=yours))
-    explained = dict(glossary(rows))
-    assert list(explained) == ["tent", "bn", "episodic", "online"]
-    assert explained["tent"] == METHODS["tent"].summary
-    page = report(rows)
-    assert all(f"<dt>{word}</dt><dd>{explained[word]}</dd>" in page for word in explained)
-    assert set(SETTINGS) == set(records.SETTINGS)
-
-
 def test_commands_can_be_copied_as_they_are(page: str) -> None:
     (shown,) = re.findall(r"<pre [^>]*>(.*?)</pre>", page, flags=re.S)
     text = html.unescape(re.sub(r"<[^>]+>", "", shown))
     assert text.splitlines() == ["ttapca bench resnet20.pth --data cifar10 --settings episodic"]
-
-
-AXES = {"--corruptions": "xyz", "--methods": "ab", "--settings": "st", "--seeds": "01"}
-POINTS = sorted(itertools.product(*AXES.values()))
-
-
-def command(point: tuple[str, ...]) -> str:
-    options = " ".join(f"{name} {value}" for name, value in zip(AXES, point, strict=True))
-    return f"ttapca bench 'my model' {options} --to r"
-
-
-@given(st.lists(st.sampled_from(POINTS), unique=True))
-def test_condensed_commands_run_the_same_once(points: list[tuple[str, ...]]) -> None:
-    ran: list[tuple[str, ...]] = []
-    for text in condensed(map(command, points)):
-        words = shlex.split(text)
-        ran += itertools.product(*(words[words.index(name) + 1].split(",") for name in AXES))
-    assert sorted(ran) == sorted(points)
-
-
-def test_what_is_condensed_and_what_is_not() -> None:
-    lists = "--corruptions x,y,z --methods a,b --settings s,t --seeds 0,1"
-    assert condensed(map(command, POINTS)) == [f"ttapca bench 'my model' {lists} --to r"]
-    first, second = (f"b --corruptions {each} --settings continual" for each in ("x,y", "x,z"))
-    assert condensed([first, second, first]) == [first, second]  # they share their adaptation
-    odd = ["it's", "", "ttapca bench --seeds", "ttapca demo"]
-    assert condensed([*odd, *odd]) == odd
 
 
 def test_the_page_says_what_is_told_apart() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from ttapca.benchmark import Cell, Observation, Outcome, Results, Row
 from ttapca.benchmark.results_layout import LAYOUT
-from ttapca.benchmark.rows import SETTINGS, ClassLabels
+from ttapca.benchmark.rows import SETTINGS
 from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
 
 CELL = Cell(
@@ -64,35 +64,6 @@ def test_the_bits_of_images_come_out_and_go_with_their_row(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         stored = connection.execute("SELECT correct FROM per_image").fetchall()
     assert stored == [(THIRTEEN.outcome.correct,)]
-
-
-def test_labels_are_kept_once_for_each_data_set(path: Path) -> None:
-    first = ClassLabels("digits", ("zero", "one"), (0, 1, 1))
-    longer, other = (replace(first, numbers=(1, 0, 1, 0)), replace(first, names=("null", "eins")))
-    with Results(path) as results:
-        assert results.labels() == []
-        for each in (longer, first, other):
-            results.add_labels(each)
-        assert results.labels() == [other, longer]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("names = '[]'", "`names` must be a list of"),
-        ("names = '[7, 8]'", "`names` at entry 0 must be text|`names.*` must be text"),
-        ("numbers = x'00'", "`numbers` must be one of 2 classes for 3 images"),
-        ("numbers = x'000000000000000002000000'", "`numbers` must be one of 2 classes"),
-        ("images = 0", "`images` must be"),
-    ],
-)
-def test_labels_that_make_no_sense(path: Path, change: str, message: str) -> None:
-    with Results(path) as results:
-        results.add_labels(ClassLabels("digits", ("zero", "one"), (0, 1, 1)))
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(f"UPDATE labels SET {change}")
-    with Results(path, readonly=True) as results, pytest.raises(DataFormatError, match=message):
-        results.labels()
 
 
 def test_a_file_of_the_first_layout_is_read_as_it_is_and_written_in_the_present_one(
@@ -177,7 +148,7 @@ def test_a_full_disk_loses_no_finished_row(path: Path) -> None:
 def test_a_file_that_was_closed_has_one_kind_of_error(path: Path) -> None:
     results = Results(path)
     results.close()
-    for read in (results.rows, results.observations, results.labels):
+    for read in (results.rows, results.observations):
         with pytest.raises(StorageError, match="Cannot use the file of results"):
             read()
 

@@ -14,7 +14,7 @@ from torch import nn
 import ttapca
 from benchmark.worlds import DIGITS_PLAN as SMALL
 from benchmark.worlds import Recorder, small_subject
-from ttapca.benchmark import Benchmark, NetworkSource, Plan, Results, session
+from ttapca.benchmark import Benchmark, Plan, Results, session
 from ttapca.benchmark.measurement import adapted
 from ttapca.datasets import read_digits
 from ttapca.errors import (
@@ -22,9 +22,7 @@ from ttapca.errors import (
     NotEnoughDataError,
     OptionError,
     TtapcaError,
-    UntrainedWarning,
 )
-from ttapca.networks import Normalisation
 
 OLD = Path(__file__).parent / "results_0_1.sqlite"
 PLAN = SMALL.changed(methods=("bn", "ttapca-relu", "tent"), corruptions=("fog", "contrast"))
@@ -48,7 +46,8 @@ def test_results_of_version_0_1_are_read_and_not_run_again(tmp_path: Path) -> No
         assert new.cell == old.cell
         # One image of 50 is 2 points: rounding differs from processor to processor.
         assert new.outcome.error == pytest.approx(old.outcome.error, abs=4.1)
-        assert new.outcome.command == old.outcome.command.replace(OLD.name, str(fresh))
+        again = old.outcome.command.replace(OLD.name, str(fresh))
+        assert sorted(new.outcome.command.split()) == sorted(again.split())
 
 
 def test_the_filter_is_fitted_once_and_kept(
@@ -81,7 +80,7 @@ def test_other_images_of_the_same_name_are_not_taken_for_those_that_were_measure
     before = benchmark("a", slice(100)).run(to)
     assert before == benchmark("a", slice(100)).run(to)
     for folder in ("a", "b"):  # the folder has other images now; another folder has them
-        with pytest.raises(OptionError, match=r"50 others that are called `photos\.npz` too.*--to"):
+        with pytest.raises(OptionError, match=r"same images; .*others called `photos\.npz`.*--to"):
             benchmark(folder, slice(100, 200)).run(to)
     with Results(to, readonly=True) as results:
         assert results.rows() == before
@@ -210,16 +209,3 @@ def test_source_images_are_part_of_the_key(
     }
     with adapted(unit.cells[0], benchmark._subject()) as adapter:
         assert adapter(torch.rand(8, 3, 8, 8)).shape == (8, 2)
-
-
-def test_networks_by_name() -> None:
-    assert NetworkSource("digits").load().training is False
-    with pytest.warns(UntrainedWarning, match="no weights were given, so `torch.nn:Identity`"):
-        NetworkSource("torch.nn:Identity").load()
-    assert isinstance(NetworkSource("torch.nn:Identity").load(doubt=False), nn.Identity)
-    with pytest.raises(OptionError, match="`weights=` has no meaning for `digits`"):
-        NetworkSource("digits", Path("w.pth")).load()
-    assert NetworkSource("x.pth", eps=1e-3).words()["--eps"] == 1e-3
-    stated = NetworkSource("x.pth", normalisation=Normalisation((0.5, 0.25, 1.0), (1.0,))).words()
-    given = {name: value for name, value in stated.items() if value is not None}
-    assert given == {"--mean": "0.5,0.25,1.0", "--std": "1.0"}

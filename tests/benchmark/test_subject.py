@@ -186,7 +186,7 @@ def test_another_filter_of_the_same_name_is_refused(tmp_path: Path) -> None:
     before = Benchmark(PLAN, filter=first).run(to)
     assert Benchmark(PLAN, filter=first).run(to) == before
     other = saved_filter(tmp_path / "b" / "mine", 200)
-    said = r"stands for the same filter; .*another one that is called `mine` too.*rename the filter"
+    said = r"stands for the same filter; .*others called `mine`.*--to FILE"
     with pytest.raises(OptionError, match=said):
         Benchmark(PLAN, filter=other).run(to)
     assert rows_of(to) == before
@@ -207,7 +207,7 @@ def test_another_folder_of_corrupted_images_of_the_same_name_is_refused(tmp_path
     before = benchmark(first, "fog", "clean").run(to)
     assert benchmark(first, "fog", "clean").run(to) == before
     other = corrupted_digits(tmp_path / "b" / "C", "fog", "frost", seed=1)
-    said = r"the same corrupted images; .*others of `fog` 5 in another folder `C`"
+    said = r"the same corrupted images; .*others called `C/fog 5`"
     with pytest.raises(OptionError, match=said):
         benchmark(other, "fog", "clean").run(to)
     with pytest.raises(OptionError, match=said):  # although one of them is new
@@ -227,5 +227,5 @@ def test_a_folder_whose_last_image_changed_is_another_one(tmp_path: Path) -> Non
     digits = len(pixels) // 5
     pixels[4 * digits + plan.images - 1] ^= 255  # the last that is measured, at severity 5
     np.save(folder / "fog.npy", pixels)
-    with pytest.raises(OptionError, match="or these have changed since"):
+    with pytest.raises(OptionError, match="or they have changed since"):
         Benchmark(plan).run(to)

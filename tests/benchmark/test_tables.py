@@ -1,7 +1,8 @@
-"""Tables of errors, settings, costs and failures, with and without intervals."""
+"""Tables of errors, differences, the paper's errors, costs and failures."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from dataclasses import replace
 from typing import Any
@@ -18,22 +19,26 @@ from benchmark.synthetic_rows import (
     grid,
     half_width,
     mean_wrong,
+    one_comparison,
     paper_grid,
     row,
+    sweeps,
     texts,
     wrong,
 )
 from ttapca.benchmark import frame
 from ttapca.benchmark.comparisons import comparisons
-from ttapca.benchmark.difference_tables import difference_table, paper_tables
+from ttapca.benchmark.exports import export
 from ttapca.benchmark.report_page import NOT_TESTED, facts, headline
 from ttapca.benchmark.rows import CLEAN, Row
 from ttapca.benchmark.tables import (
     INTERVAL,
     NO_INTERVALS,
     cost_table,
+    difference_table,
     error_tables,
     failure_table,
+    paper_tables,
     setting_tables,
 )
 from ttapca.corruptions import STANDARD
@@ -303,3 +308,74 @@ def test_settings_and_the_papers_numbers_stand_beside_intervals_too() -> None:
     beside = paper_tables(rows[:6])[0]
     assert beside.rows[0][1].text == texts(own, "Mean of 2")["source"]
     assert beside.notes[-1].endswith("interval over images; the paper prints standard deviations.")
+
+
+def test_differences_are_those_of_the_same_images() -> None:
+    rows = grid({"source": 40.0, "bn": 21.0, "tent": 20.8, "ttapca-exp": 28.0})
+    table = difference_table(one_comparison(rows))
+    assert table is not None
+    assert table.columns == (
+        "method",
+        "Mean of 2",
+        "rank",
+        "minus tent",
+        "minus bn",
+        "minus source",
+    )
+    assert [line[0].text for line in table.rows] == ["tent", "bn", "ttapca-exp", "source"]
+    methods = ("source", "bn", "tent", "ttapca-exp")
+    values = {method: mean_wrong(rows, method) for method in methods}
+    for method, other in itertools.permutations(values, 2):
+        if other == "ttapca-exp":  # nobody's reference
+            continue
+        gap = values[method] - values[other]
+        text = f"{gap.mean():+.1f} ±{half_width(gap):.1f}".replace("-", "−")  # noqa: RUF001
+        same = {method, other} == {"bn", "tent"}
+        assert texts(table, f"minus {other}")[method] == (f"({text})" if same else text)
+    assert texts(table, "minus bn")["bn"] == "0"
+    assert difference_table(one_comparison(rows[:2])) is None  # nothing to compare with
+    text = export(rows, "markdown")
+    titles = [line for line in text.splitlines() if line.startswith("### ")]
+    assert [title.rpartition(":")[2] for title in titles[1:]] == [
+        " what is told apart",
+        " ours and the paper's",
+    ]
+
+
+def test_ours_beside_the_papers() -> None:
+    (table,) = paper_tables(paper_grid())
+    ours, theirs, gap = table.rows[6:9]
+    assert [line[0].text for line in (ours, theirs, gap)] == [
+        "tent, ours", "tent, paper", "tent, difference",
+    ]  # fmt: skip
+    assert theirs[1].text == "20.42 (printed 19.96)"
+    at = table.columns.index("Fog")
+    assert theirs[at].number == 15.23
+    assert ours[at].number == pytest.approx(error(cell("tent")))
+    assert gap[at].number == pytest.approx(error(cell("tent")) - 15.23)
+    assert gap[at].text.startswith("−")  # noqa: RUF001
+    assert gap[1].number == pytest.approx(
+        statistics.fmean(error(cell("tent", name)) for name in STANDARD) - theirs[1].number
+    )
+    rows = [row(cell("bn", name), error=30.0) for name in ("fog", "snow")]
+    extra = replace(rows[0].cell, corruption="spatter")  # which the paper has not
+    (table,) = paper_tables([*rows, Row(extra, rows[0].outcome)])
+    assert table.columns == ("method", "Mean of 2", "Snow", "Fog")
+    assert [line[1].text for line in table.rows] == ["30.0", "16.27", "+13.73"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"batch_size": 50}, {"data": "digits"}, {"setting": "continual"}, {"severity": 3}]
+)
+def test_only_the_papers_protocol_is_compared(changes: dict[str, Any]) -> None:
+    assert paper_tables([row(cell("tent", "fog"))])
+    assert paper_tables([row(cell("tent", "fog", **changes))]) == []
+
+
+def test_of_several_options_the_papers_and_of_several_comparisons_the_fullest() -> None:
+    tables = paper_tables([*sweeps(), *paper_grid()])
+    assert [len(table.columns) for table in tables] == [17, 4]
+    assert [len(table.rows) for table in tables] == [15, 9]
+    online = tables[1]  # three seeds, steps 1, 3 and 10: the paper's is one step
+    one_step = [error(cell("tent", "shot_noise", setting="online", seed=s)) for s in range(3)]
+    assert online.rows[0][-1].number == pytest.approx(statistics.fmean(one_step))

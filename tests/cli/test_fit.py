@@ -14,10 +14,10 @@ import torch
 import ttapca
 from fitting.parted import ShuffledEngine, assert_same
 from ttapca.benchmark import Results
-from ttapca.benchmark.network_source import NetworkSource
 from ttapca.datasets import load
 from ttapca.errors import UntrainedWarning
 from ttapca.networks import build
+from ttapca.networks.source import NetworkSource
 
 pytestmark = pytest.mark.filterwarnings("always::ttapca.errors.UntrainedWarning")
 FIT = "fit digits --layer conv1 --components 30 --to"
@@ -214,7 +214,7 @@ def test_principal_components_are_refused_before_the_work_begins(words: str, com
 
 def test_what_has_no_other_size(place: Path, words: str, command) -> None:
     told = command("eval own:mean --data both --any-size", 2).err
-    assert "--any-size has no meaning for `own:mean`: your own network is given images" in told
+    assert "--any-size has no meaning for `own:mean`. Leave it out." in told
     torch.save(build("cct-2", classes=2).state_dict(), place / "cct.pth")
     told = command("eval cct.pth --normalise none --data both --any-size", 2).err
     assert "CompactTransformer takes images of 3x32x32 only: it does not average" in told

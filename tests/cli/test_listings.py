@@ -14,7 +14,7 @@ HELPED = ("bench", "demo", "eval", "fit", "layers", "reproduce", "serve", "train
 SERVICE = """
 from ttapca.cli import app
 from ttapca.benchmark.filters import usual_fit
-from ttapca.benchmark.network_source import NetworkSource, fingerprint
+from ttapca.networks.source import NetworkSource, fingerprint
 from ttapca.serving import http_server, metrics, pool, rendering, service, stream_store
 fingerprint(NetworkSource("digits").load())
 """

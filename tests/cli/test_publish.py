@@ -58,7 +58,7 @@ def test_export(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [("a.csv", "csv"), ("a.JSON", "json"), ("a.tex", "latex"), ("a.md", "markdown")],
+    [("a.csv", "csv"), ("a.JSON", "json"), ("a.md", "markdown")],
 )
 def test_the_name_of_a_file_says_its_format(name: str, form: str, folder: Path) -> None:
     words = ["export", str(folder / "results.sqlite"), "--to", str(folder / name)]

@@ -37,7 +37,6 @@ from ttapca import networks
 from ttapca.benchmark import Cell, ImageSource, Observation, Outcome, Results, Row, Subject, expand
 from ttapca.benchmark.exports import FORMATS, export
 from ttapca.benchmark.plan import read_plan
-from ttapca.benchmark.rows import ClassLabels
 from ttapca.corruptions import corrupt, load_table
 from ttapca.corruptions.writing import check_manifest
 from ttapca.datasets import Images
@@ -339,7 +338,6 @@ def make_results(folder: Path) -> Path:
     seen = Observation(rows[0].cell, (3.0, 0.3), (2.0, 1.0), (1.0, 0.5), (b"\x89PNG",), (b"c",))
     with Results(path) as results:
         results.add(rows, [seen])
-        results.add_labels(ClassLabels(CELL.data, ("a", "b"), (0, 1) * 8))
     return path
 
 
@@ -362,7 +360,6 @@ def read_results(path: Path) -> None:
         rows = results.rows()
         results.statuses()
         results.observations()
-        results.labels()
     for form in FORMATS:
         export(rows, form)
     with Results(path) as results:

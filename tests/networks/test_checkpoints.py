@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from ttapca.benchmark.network_source import fingerprint
 from ttapca.datasets import Images, read_npz
 from ttapca.errors import CheckpointError, OptionError
 from ttapca.networks import (
@@ -27,6 +26,7 @@ from ttapca.networks import (
 from ttapca.networks.checkpoints import guess_architecture
 from ttapca.networks.resnets import EARLY_STRIDE
 from ttapca.networks.rotation import published_name
+from ttapca.networks.source import fingerprint
 from ttapca.networks.weight_files import read_weights, write_safetensors, write_weights
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import ttapca
 from small_networks import smooth_images
-from ttapca.benchmark.network_source import NetworkSource
 from ttapca.errors import CheckpointError, FactoryError, OptionError
 from ttapca.networks import describe_layers, load
 from ttapca.networks.external import HubNetwork, call_factory, is_factory
+from ttapca.networks.source import NetworkSource
 
 IMAGES = torch.rand(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 

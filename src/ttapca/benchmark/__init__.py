@@ -3,12 +3,10 @@
     plan = Plan("digits", "digits", methods=("bn", "tent"), corruptions=("fog", "frost"))
     rows = Benchmark(plan).run("results.sqlite")
 
-A `Plan` has methods, corruptions and settings. A `Benchmark` loads network and images, fits the
-filter, and makes the measurements that are not in the file yet. If you have network, images and
-filter already, put them into a `Subject`: `expand` gives the units of work, and `run` runs them. A
-`Row` is one measurement: its `Cell` is the question, its `Outcome` the answer. A `Tuning` chooses
-the options of a method by a `Search` of a `SearchSpace`, on conditions that are not reported.
-Nothing here prints or reads the environment; pass a `Reporter` to follow a run.
+A `Benchmark` loads network and images, fits the filter, and makes the measurements of a `Plan` that
+are not in the file yet. If you have network, images and filter already, put them into a `Subject`:
+`expand` gives the units of work, and `run` runs them. A `Row` is one measurement: its `Cell` is the
+question, its `Outcome` the answer. A `Tuning` chooses the options of a method.
 """
 
 from __future__ import annotations
@@ -22,25 +20,25 @@ from ttapca.benchmark.rows import Cell, Observation, Outcome, Row, Setting
 if TYPE_CHECKING:
     from ttapca.benchmark.comparisons import frame
     from ttapca.benchmark.filters import recommended_layer
-    from ttapca.benchmark.network_source import NetworkSource
     from ttapca.benchmark.plan import Plan, Unit, expand, presets, read_plan, read_preset
     from ttapca.benchmark.running import run
     from ttapca.benchmark.search import Choices, Range, Search, SearchSpace
     from ttapca.benchmark.session import Benchmark
     from ttapca.benchmark.subject import ImageSource, Subject
     from ttapca.benchmark.tuning import Trial, Tuned, Tuning
+    from ttapca.networks.source import NetworkSource
 
 # These need torch or pandas, which take long to import: who only reads results need not wait.
 _LAZY = {
-    "comparisons": ("frame",),
-    "filters": ("recommended_layer",),
-    "network_source": ("NetworkSource",),
-    "plan": ("Plan", "Unit", "expand", "presets", "read_plan", "read_preset"),
-    "running": ("run",),
-    "search": ("Choices", "Range", "Search", "SearchSpace"),
-    "session": ("Benchmark",),
-    "subject": ("ImageSource", "Subject"),
-    "tuning": ("Trial", "Tuned", "Tuning"),
+    "benchmark.comparisons": ("frame",),
+    "benchmark.filters": ("recommended_layer",),
+    "benchmark.plan": ("Plan", "Unit", "expand", "presets", "read_plan", "read_preset"),
+    "benchmark.running": ("run",),
+    "benchmark.search": ("Choices", "Range", "Search", "SearchSpace"),
+    "benchmark.session": ("Benchmark",),
+    "benchmark.subject": ("ImageSource", "Subject"),
+    "benchmark.tuning": ("Trial", "Tuned", "Tuning"),
+    "networks.source": ("NetworkSource",),
 }
 
 __all__ = [
@@ -54,5 +52,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     for module, names in _LAZY.items():
         if name in names:
-            return getattr(importlib.import_module(f"ttapca.benchmark.{module}"), name)
+            return getattr(importlib.import_module(f"ttapca.{module}"), name)
     raise AttributeError(f"module `ttapca.benchmark` has no `{name}`")

@@ -1,8 +1,7 @@
 """Rows of results as a pandas DataFrame, sorted into comparisons.
 
-Two errors can be compared if network, data, severity, setting, batch size and number of images are
-the same: these are the *conditions*. All rows of the same conditions make one `Comparison`. One
-*line* of it is a method with its options, as in a table.
+Rows of one `Comparison` have the same *conditions*: all but corruption, method and seed. One *line*
+of it is a method with its options, as in a table.
 """
 
 from __future__ import annotations
@@ -31,19 +30,13 @@ MOST_OBSERVED = 4  # corruptions: gains and images of all of them would fill man
 
 
 def frame(rows: Measurements) -> DataFrame:
-    """Put results into one tidy table: a row for each measurement, a column for each field.
+    """Put results into one tidy table: the fields of `Cell`, then of `Outcome`.
 
-    Everything that shows results takes such a frame as well, so you can select rows with pandas
-    first: `error_tables(frame(rows).query("severity == 5"))`.
+    `error`, `calibration_error` and `entropy` are NaN if the run failed. Everything that shows
+    results takes such a frame too, so you can select rows with pandas first.
 
     Args:
-        rows: As `Results.rows()` returns them; a frame is returned as it is. It may lack
-            `correct`, as an exported CSV does.
-
-    Returns:
-        The fields of `Cell`, then of `Outcome`. `error`, `calibration_error` and `entropy`
-        are NaN if the run failed; `error_stream` and `entropy_stream` hold tuples. Measurements
-        that `ttapca tune` left out have no row.
+        rows: As `Results.rows()` returns them; a frame stays as it is, and may lack `correct`.
 
     Example:
         >>> frame([]).columns[:5].tolist()
@@ -87,10 +80,7 @@ class Conditions(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """All results that were measured under the same conditions.
-
-    `corruptions` are in the paper's order, without clean images unless nothing else was measured.
-    """
+    """Results of one set of conditions; `corruptions` has clean images only if nothing else."""
 
     conditions: Conditions
     corruptions: tuple[str, ...]
@@ -102,9 +92,9 @@ class Comparison:
     def lines(self) -> DataFrame:
         """One row for each method with its options, in the order in which they were run.
 
-        `mean` is the mean error over all corruptions and seeds, without seeds that lack a
-        corruption, and `deviation` its standard deviation over seeds. `spread` is half the width of
-        its 95 % interval over images, or the deviation if that is not known.
+        `mean` is over all corruptions and seeds, without seeds that lack a corruption; `deviation`
+        is over seeds; `spread` is half the 95 % interval over images, or the deviation if that is
+        not known.
         """
         done = self.rows[self.rows.error.notna() & self.rows.corruption.isin(self.corruptions)]
         seeds = self._whole(self.corruptions).groupby(["line", "seed"]).error.agg(_mean)
@@ -148,12 +138,6 @@ class Comparison:
         )
         return dict(found.to_dict("index"))
 
-    @property
-    def with_clean(self) -> tuple[str, ...]:
-        """The corruptions, and clean images at the end if they were measured."""
-        measured = [CLEAN] if CLEAN in set(self.rows.corruption) else []
-        return tuple(dict.fromkeys([*self.corruptions, *measured]))
-
     def standings(self, *names: str) -> dict[int, Standing]:
         """Rank the lines by their mean errors over some corruptions, or all; see `tallies`."""
         chosen = names or self.corruptions
@@ -163,19 +147,18 @@ class Comparison:
             self._standings[chosen] = dict(zip(tallies, ranked, strict=True))
         return self._standings[chosen]
 
-    def differences(self, reference: int, *names: str) -> dict[int, Difference]:
+    def differences(self, reference: int) -> dict[int, Difference]:
         """Return by how much errors lie above that of a line; empty if that has none."""
-        tallies = self.tallies(*names)
+        tallies = self.tallies()
         if reference not in tallies:
             return {}
         found = differences(list(tallies.values()), list(tallies).index(reference))
         return dict(zip(tallies, found, strict=True))
 
     def tallies(self, *names: str) -> dict[int, ImageTally]:
-        """Return how often each line was wrong on each image.
+        """Return how often each line was wrong on each image, in seeds with all corruptions.
 
-        Seeds that lack one of the corruptions are left out, and lines without any seed. Empty if it
-        is not known for some line which images were right: an earlier ttapca measured it.
+        Empty if it is not known for some line which images were right: ttapca 0.1 measured it.
         """
         whole = self._whole(names or self.corruptions)
         if (whole.correct == b"").any():
@@ -203,8 +186,7 @@ def _mean(values: Series) -> float:
 def comparisons(rows: Measurements) -> list[Comparison]:
     """Sort results into comparisons, in the order in which their conditions first occur.
 
-    Clean images have no severity. They join every comparison whose other conditions are the same,
-    and make a comparison by themselves if there is none.
+    Clean images, which have no severity, join every comparison whose other conditions are the same.
     """
     every = frame(rows)
     every = every.assign(error=every.error.where(every.status == "done"))
@@ -265,10 +247,7 @@ def nearest_to_paper(lines: DataFrame, family: Sequence[str]) -> DataFrame:
 def shown_observations(
     observations: Iterable[Observation], found: Sequence[Comparison]
 ) -> dict[str, list[Observation]]:
-    """Choose observations by corruption: of each family the one in which methods differ most.
-
-    All of them were made under the same conditions, the most frequent ones.
-    """
+    """Choose observations: of each family, the corruption in which methods differ most."""
     groups: dict[Conditions, dict[str, list[Observation]]] = {}
     for each in observations:
         if each.cell.corruption != CLEAN:  # which has conditions of its own

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,10 +72,7 @@ def line_to_remember(rows: Measurements) -> str:
 
 @dataclass(frozen=True)
 class RepairedImage:
-    """One image whose predicted class a method turned from wrong to right.
-
-    It is a PNG as it came, and as the filter hands it to the rest of the network.
-    """
+    """An image turned from wrong to right: PNGs as it came, and as the filter hands it on."""
 
     corruption: str
     method: str
@@ -89,8 +85,7 @@ class RepairedImage:
 def repaired_images(cells: Iterable[Cell], subject: Subject) -> list[RepairedImage]:
     """Return images that the untouched network gets wrong and a method gets right.
 
-    They are chosen by one rule: of the first corruption of each family, the first images of the
-    stream, within the first batch. The method of the cells has a filter that acts on images.
+    Of the first corruption of each family, the first ones in the first batch of the stream.
     """
     chosen: dict[str, Cell] = {}
     for cell in cells:
@@ -105,7 +100,13 @@ def _first_repaired(cell: Cell, subject: Subject) -> list[RepairedImage]:
     first = images.subset(order[: cell.batch_size])
     labels, pixels = torch.from_numpy(first.labels), to_tensor(first.images)
     layer = find_layer(subject.network, cell.layer.partition(", ")[0])
-    with adapted(cell, subject) as adapter, torch.no_grad(), _last_input(layer) as inputs:
+    inputs: list[Tensor] = []
+
+    def keep(_: nn.Module, given: tuple[Any, ...], _named: dict[str, Any]) -> None:
+        inputs[:] = [given[0].detach().clone()]  # after the filter, whose hook came first
+
+    with adapted(cell, subject) as adapter, torch.no_grad(), temporary_patches() as patches:
+        patches.hook_input(layer, keep)
         with adapter.disabled():
             plain = adapter(pixels).argmax(1)
         undone = undo_normalisation(subject, pixels, inputs[0])
@@ -125,16 +126,3 @@ def _first_repaired(cell: Cell, subject: Subject) -> list[RepairedImage]:
         )
         for row in repaired[:MOST_REPAIRED]
     ]
-
-
-@contextmanager
-def _last_input(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Give the last input of a layer: after the filter, whose hook came first."""
-    inputs: list[Tensor] = []
-
-    def keep(_: nn.Module, given: tuple[Any, ...], _named: dict[str, Any]) -> None:
-        inputs[:] = [given[0].detach().clone()]
-
-    with temporary_patches() as patches:
-        patches.hook_input(layer, keep)
-        yield inputs

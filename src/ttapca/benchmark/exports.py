@@ -1,4 +1,4 @@
-"""Results as text: CSV and JSON of every measurement, Markdown and LaTeX of the tables."""
+"""Results as text: CSV and JSON of every measurement, Markdown of the tables."""
 
 from __future__ import annotations
 
@@ -7,53 +7,32 @@ import math
 
 from ttapca._checks import OneOf, check_option
 from ttapca.benchmark.comparisons import Measurements, comparisons, frame
-from ttapca.benchmark.difference_tables import difference_table, paper_tables
-from ttapca.benchmark.tables import ResultTable, error_table, failure_table, setting_tables
+from ttapca.benchmark.tables import (
+    ResultTable,
+    Value,
+    difference_table,
+    error_table,
+    failure_table,
+    paper_tables,
+    setting_tables,
+)
 from ttapca.support.parsing import finite
 
-FORMATS = ("csv", "json", "markdown", "latex")
-_LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-        "−": "$-$",  # noqa: RUF001
-        "—": "--",
-        "†": r"$\dagger$",
-    }
-)
+FORMATS = ("csv", "json", "markdown")
 _MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in r"\|*_`<>[]"} | {"\n": " "})
 
 
 def export(rows: Measurements, form: str) -> str:
-    r"""Write results as text.
+    """Write results as text: `csv` or `json` for all rows, `markdown` for the tables.
 
-    Args:
-        rows: As `Results.rows()` returns them, or as a frame.
-        form: `csv` or `json` for every measurement with all its fields; `markdown` or `latex` for
-            the tables, with the failures at the end. Which images were predicted right is in `json`
-            only, packed as in `Outcome.correct` and written in hexadecimal digits.
-
-    Raises:
-        OptionError: There is no such format.
-
-    Example:
-        >>> export([], "json")
-        '[]\n'
+    Which images were predicted right is in `json` only, in hexadecimal digits.
     """
     check_option("format", form, OneOf(FORMATS))
-    if form in ("markdown", "latex"):
-        write = markdown if form == "markdown" else latex
-        found = comparisons(rows)
-        tables = [*setting_tables(found)]
-        for each in found:
-            told_apart = difference_table(each)
-            tables += [error_table(each), *([told_apart] if told_apart else [])]
-        failures = failure_table(rows)
-        tables += [*paper_tables(rows), *([failures] if failures else [])]
-        return "\n".join(map(write, tables))
+    if form == "markdown":
+        every = comparisons(rows)
+        found = [table(each) for each in every for table in (error_table, difference_table)]
+        found = [*setting_tables(every), *found, *paper_tables(rows), failure_table(rows)]
+        return "\n".join(markdown(table) for table in found if table is not None)
     table = frame(rows)
     if form == "json":  # not `DataFrame.to_json`, which rounds
         table = table.assign(correct=[bits.hex() for bits in table.correct])
@@ -67,44 +46,16 @@ def export(rows: Measurements, form: str) -> str:
 
 def markdown(table: ResultTable) -> str:
     """Write a table in Markdown: the title above, the best in bold, the notes below."""
-    head, *body = _lines(table, _MARKDOWN, " | ", "**{}**")
-    parts = [
-        f"### {table.title.translate(_MARKDOWN)}\n",
-        f"| {head} |",
-        "|" + "|".join(":--" if words else "--:" for words in table.wordy) + "|",
-        *(f"| {line} |" for line in body),
-        *(f"\n{note.translate(_MARKDOWN)}" for note in table.notes),
-        "",
+
+    def entry(value: Value) -> str:
+        text = value.text.translate(_MARKDOWN)
+        return f"**{text}**" if value.best else text
+
+    head = [name.translate(_MARKDOWN) for name in table.columns]
+    rules = [":--" if words else "--:" for words in table.wordy]
+    lines = [
+        f"| {' | '.join(line)} |"
+        for line in (head, rules, *(map(entry, row) for row in table.rows))
     ]
-    return "\n".join(parts)
-
-
-def latex(table: ResultTable) -> str:
-    """Write a table in LaTeX, for the package `booktabs`: the best in bold, the notes below."""
-    head, *body = _lines(table, _LATEX, " & ", r"\textbf{{{}}}")
-    layout = "".join("l" if words else "r" for words in table.wordy)
-    parts = [
-        r"\begin{table*}",
-        r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",  # many columns on one page
-        rf"\caption{{{table.title.translate(_LATEX)}}}",
-        rf"\begin{{tabular}}{{{layout}}}",
-        r"\toprule",
-        rf"{head} \\",
-        r"\midrule",
-        *(rf"{line} \\" for line in body),
-        r"\bottomrule",
-        r"\end{tabular}",
-        *(rf"\par {note.translate(_LATEX)}" for note in table.notes),
-        r"\end{table*}",
-        "",
-    ]
-    return "\n".join(parts)
-
-
-def _lines(table: ResultTable, escapes: dict[int, str], between: str, bold: str) -> list[str]:
-    """Return the headings and the rows, each as one line."""
-    lines = [between.join(name.translate(escapes) for name in table.columns)]
-    for row in table.rows:
-        texts = [(value.text.translate(escapes), value.best) for value in row]
-        lines.append(between.join(bold.format(text) if best else text for text, best in texts))
-    return lines
+    notes = [f"\n{note.translate(_MARKDOWN)}" for note in table.notes]
+    return "\n".join([f"### {table.title.translate(_MARKDOWN)}\n", *lines, *notes, ""])

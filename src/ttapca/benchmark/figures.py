@@ -64,14 +64,9 @@ class ReportFigure:
 
 
 def figures(rows: Measurements, observations: Sequence[Observation] = ()) -> list[ReportFigure]:
-    """Draw every figure for which there are results.
+    """Draw every figure for which there are results; the second of a kind has `-2` after its name.
 
-    Spectra and gains are drawn from the observations of the same file. The second figure of a kind
-    has `-2` after its name, and so on.
-
-    Example:
-        >>> figures([])
-        []
+    Spectra and gains are drawn from the observations of the same file.
     """
     import matplotlib as mpl
 
@@ -199,10 +194,7 @@ def _curve_figure(
 
 
 def _drawn_as(lines: DataFrame, styles: dict[str, int]) -> Iterator[tuple[Any, str, int]]:
-    """Yield each line with its label and the number of its style.
-
-    A method has the same style in all figures. A second line of it has one that nothing else has.
-    """
+    """Yield lines with label and style: that of the method, a free one for a second line of it."""
     more = iter(range(len(styles), len(styles) + len(lines)))
     again = lines.method.duplicated()
     for line, text, seen in zip(lines.itertuples(), labels(lines), again, strict=True):

@@ -34,9 +34,6 @@ def recommended_layer(
         network: Any module.
         images: Of the size that it is to take; or the shape of one: channels, height and width.
         reporter: Told of a better choice, if there is one.
-
-    Raises:
-        OptionError: No layer can carry a filter.
     """
     if isinstance(images, Images):
         height, width, channels = images.images.shape[1:]
@@ -61,12 +58,10 @@ def usual_fit(
     reporter: Reporter | None = None,
     engine: Engine | None = None,
 ) -> FittedFilter:
-    """Fit a filter with a number of components, or with the usual number; see `ttapca.fit`.
+    """Fit a filter with a number of components, or the usual number: all cosines, else the paper's.
 
-    The usual number is all of them if `ttapca.fit` takes cosines: these cost next to nothing, and
-    the last ones show noise. Otherwise it is the paper's, or as many as there are. A `principal`
-    filter is for a method of the paper: it has principal components, unless images are too large or
-    too few.
+    A `principal` filter is for a method of the paper: it has no cosines unless images are too large
+    or too few.
     """
     progress = Steps(reporter or Silent(), f"fitting {layer}")
     options: dict[str, Any] = {"route": route, "outputs": outputs, "engine": engine}
@@ -95,15 +90,11 @@ def usual_fit(
 def kept_filter(
     folder: Path, fit: Callable[[], FittedFilter], reporter: Reporter | None = None
 ) -> FittedFilter:
-    """Load the filter that is kept in a folder; if there is none, fit it now and keep it.
-
-    Of several processes that want it at once, one fits it, and the others wait: a lock stays beside
-    the folder that it is in. If the fit fails, a new folder and its lock are removed.
-    """
+    """Load the filter of a folder; if there is none, fit and save it while other processes wait."""
 
     def waiting(holder: str) -> None:
-        if reporter is not None:
-            reporter.note(f"another process fits this filter ({holder}); waiting for it to end")
+        text = f"another process fits this filter ({holder}); waiting for it to end"
+        (reporter or Silent()).note(text)
 
     if not folder.exists():
         parent, is_new = folder.parent, not folder.parent.exists()

@@ -1,8 +1,4 @@
-"""One unit of work: put its method on the network, send the images through it, and measure.
-
-Beside the errors, a row has the versions and the machine; an observation has the gains and the
-pictures of the filter.
-"""
+"""One unit of work: put its method on the network, send the images through it, and measure."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from ttapca import __version__
 from ttapca.adaptation.adapter import Adapter
 from ttapca.benchmark.plan import Unit
 from ttapca.benchmark.real_time import RealTime
-from ttapca.benchmark.rows import Cell, Observation, Outcome, Row, Status
+from ttapca.benchmark.rows import Cell, Observation, Outcome, Row
 from ttapca.benchmark.streams import FORGETTING, segments
 from ttapca.benchmark.subject import Subject
 from ttapca.datasets import Images, TensorBatches, to_tensor
@@ -64,21 +60,19 @@ def run_unit(
     try:
         found = measure(unit, subject, images, watch)
     except Exception as error:  # whatever a method or a network may raise
-        return not_measured(unit, "failed", f"{type(error).__name__}: {error}", command), []
-    rows = _rows(unit, [values for values, _ in found], "done", "", command)
+        return not_measured(unit, f"{type(error).__name__}: {error}", command), []
+    rows = _rows(unit, [values for values, _ in found], "", command)
     return rows, [observation for _, observation in found if observation is not None]
 
 
-def not_measured(unit: Unit, status: Status, reason: str, command: str) -> list[Row]:
-    """Return the rows of a unit without measured values."""
-    return _rows(unit, [NOTHING] * len(unit.cells), status, reason[:LONGEST_REASON], command)
+def not_measured(unit: Unit, reason: str, command: str) -> list[Row]:
+    """Return the rows of a unit that failed."""
+    return _rows(unit, [NOTHING] * len(unit.cells), reason[:LONGEST_REASON], command)
 
 
-def _rows(
-    unit: Unit, found: Sequence[dict[str, Any]], status: Status, reason: str, command: str
-) -> list[Row]:
+def _rows(unit: Unit, found: Sequence[dict[str, Any]], reason: str, command: str) -> list[Row]:
     facts: dict[str, Any] = {
-        "status": status,
+        "status": "failed" if reason else "done",
         "reason": reason,
         "peak_memory": peak_memory(),
         "versions": versions(),
@@ -96,8 +90,8 @@ def measure(
 ) -> list[Measured]:
     """Measure each cell of a unit: numbers, named as in `Outcome`, and an observation.
 
-    If corruptions take turns in one stream, the updates are those of the whole stream. If they
-    change from time to time, only the last one is observed: the gains are for it.
+    If corruptions take turns in one stream, updates are those of the whole stream. In `changing`,
+    only the last corruption is observed: the gains are for it.
     """
     cell = unit.cells[0]
     labels = subject.source.clean.labels
@@ -225,8 +219,8 @@ def undo_normalisation(
 ) -> Callable[[Tensor], NDArray[np.uint8]] | None:
     """Return a function from samples to pixels; None if these are no images, normalised or not.
 
-    `samples` are the input of a layer of the subject's network for these images, which are in [0,
-    1] and of shape (batch, channels, height, width).
+    `samples` are the input of a layer for images in [0, 1] of shape (batch, channels, height,
+    width).
     """
     if samples.shape != images.shape or samples.shape[1] not in (1, 3):
         return None

@@ -33,13 +33,7 @@ _WAYS_TO_A_NETWORK = {
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One method of one of the two tables.
-
-    Example:
-        >>> tent = paper_row("cifar10", "episodic", "tent")
-        >>> tent.errors["fog"], round(tent.mean, 2), tent.printed_mean, tent.mean_differs
-        (15.23, 20.42, 19.96, True)
-    """
+    """One method of one of the two tables."""
 
     table: int  # 1 (episodic) or 2 (online)
     setting: str

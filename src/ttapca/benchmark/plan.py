@@ -47,31 +47,24 @@ class Plan:
     """Methods x corruptions x severities x settings x batch sizes x seeds, on one network.
 
     Attributes:
-        model: The network: a packaged one, a file of weights, or `package.module:factory`; None
-            if the caller passes a network.
+        model: A packaged network, a file of weights, or `package.module:factory`.
         data: The data set, by name or path.
         methods: Of `ttapca.METHODS`.
-        corruptions: Of `ttapca.corruptions.CORRUPTIONS`; `standard`, `extra` and `all` stand for
-            several, `clean` for images that are not corrupted.
+        corruptions: Of `ttapca.corruptions.CORRUPTIONS`, `standard`, `extra`, `all` or `clean`.
         severities: 1 to 5.
-        settings: How images arrive and when adaptation forgets, as `docs/bench.md` lists them:
-            `episodic`, `online`, `correlated`, `continual`, `mixed` and more.
+        settings: How images arrive and when adaptation forgets, as `docs/bench.md` lists them.
         batch_sizes: Images per batch.
         seeds: For the order of the images, and for a method's own random numbers.
-        steps: Gradient steps on each batch, for methods that take them; empty for each method's
-            own number.
-        lr: Learning rate of these methods; None for each method's own, 1e-3 for the paper's.
-        components: Ranks of the filter; empty for one rank: 2,000 or as many as there are, and of
-            cosines all.
+        steps: Gradient steps on each batch; empty for each method's own number.
+        lr: Learning rate of methods with gradients; None for each method's own.
+        components: Ranks of the filter; empty for 2,000, or all if fewer, or if cosines.
         layer: Where the filter sits; None for the layer that `ttapca layers` recommends.
         route: How the filter is fitted; see `ttapca.fit`.
-        outputs: The kind of the network's outputs: `multiclass`, `binary` or `multilabel`; None to
-            tell by their shape.
+        outputs: `multiclass`, `binary` or `multilabel`; None to tell by the shape of the outputs.
         images: How many test images, chosen as `ttapca.datasets.choose` does; None for all.
         corrupted: A folder in the CIFAR-C layout; None to make the corrupted images.
         corruption_seed: For making corrupted images.
-        method: Options of single methods, by name: its own, or `steps`, `lr`, `logits`, `guard`;
-            `filter = true` puts the filter below a method that can do without one.
+        method: Options of single methods, by name; `filter = true` puts a filter below one.
 
     Raises:
         OptionError: A value makes no sense; similar names are suggested.
@@ -80,9 +73,6 @@ class Plan:
         >>> plan = Plan(methods=("bn",), corruptions=("fog", "clean"), settings=("online",))
         >>> plan.corruptions
         ('fog', 'clean')
-        >>> Plan(settings=("onlin",))
-        Traceback (most recent call last):
-        ttapca.errors.OptionError: A plan: `settings[0]` must be one of episodic, ... Did you...
     """
 
     model: str | None = None
@@ -126,10 +116,7 @@ class Plan:
             )
 
     def changed(self, **values: Any) -> Plan:
-        """Return the same plan with other values; None leaves a value as it is.
-
-        Options of single methods are added to the ones of the plan.
-        """
+        """Return the same plan with other values; None changes nothing, `method` adds options."""
         given = {name: value for name, value in values.items() if value is not None}
         own: dict[str, Mapping[str, Any]] = dict(self.method)
         for method, options in given.pop("method", {}).items():
@@ -180,8 +167,8 @@ def presets() -> dict[str, Path]:
     """Return names and files of the plans that ship with the package.
 
     Example:
-        >>> sorted(presets())
-        ['demo', 'demo-camera', 'demo-digits', 'paper-rank', 'paper-steps', 'paper-table1', ...]
+        >>> "paper-table1" in presets()
+        True
     """
     folder = Path(__file__).with_name("presets")
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
@@ -189,9 +176,6 @@ def presets() -> dict[str, Path]:
 
 def read_preset(name: str) -> Plan:
     """Read a plan that ships with the package.
-
-    Raises:
-        OptionError: There is none of that name.
 
     Example:
         >>> read_preset("paper-table2").methods
@@ -214,9 +198,7 @@ def read_plan(path: Path | str) -> Plan:
     """Read a plan from a TOML file: attributes as keys, options under `[method.NAME]`.
 
     Raises:
-        DataNotFoundError: There is no such file.
-        DataFormatError: It is not TOML, or too large or too deep to be a plan.
-        OptionError: A key is unknown, or a value makes no sense.
+        TtapcaError: The file is missing, is no TOML, or has unknown keys or values.
     """
     return plan_of(read_values(path), path)
 
@@ -277,12 +259,7 @@ class Unit:
 
 
 def expand(plan: Plan, subject: Subject) -> list[Unit]:
-    """Return the units of a plan, each once: all methods for one corruption, then the next.
-
-    Raises:
-        OptionError: An option of a method makes no sense.
-        NotEnoughDataError: The filter has fewer components than the plan asks for.
-    """
+    """Return the units of a plan, each once: all methods for one corruption, then the next."""
     single = [setting for setting in plan.settings if setting not in JOINT]
     joint = [setting for setting in plan.settings if setting in JOINT and setting != "gradual"]
     units: list[Unit] = []
@@ -300,10 +277,9 @@ def expand(plan: Plan, subject: Subject) -> list[Unit]:
 def units_of(
     plan: Plan, subject: Subject, settings: Sequence[Setting], stream: Sequence[Condition]
 ) -> list[Unit]:
-    """Return the units of a plan for one stream, in some of its settings; see `expand`.
+    """Return the units of a plan for one stream of conditions, in some of its settings.
 
-    `stream` has the conditions that share an adaptation: one, unless the settings join several. The
-    corruptions and severities of the plan do not count.
+    `stream` has the conditions that share an adaptation: one, unless the settings join several.
     """
     rank, fitted = paper.COMPONENTS, subject.fitted
     if fitted is not None:  # all cosines: they cost nothing, and noise shows in the last of them
@@ -341,8 +317,8 @@ def units_of(
 def _among(stream: Sequence[Condition]) -> str:
     """Return how `Cell.corrupted` names conditions that share an adaptation.
 
-    Clean images have no severity, so that of the others is named for them; not the usual one, which
-    files of earlier versions never name.
+    With clean images, which have no severity, that of the others is named; not the usual one, which
+    old files never name.
     """
     names = tuple(dict.fromkeys(name for name, _ in stream))
     if names == STANDARD:
@@ -356,10 +332,7 @@ def _among(stream: Sequence[Condition]) -> str:
 def _method_facts(
     plan: Plan, subject: Subject, method: str, components: int, steps: int | None
 ) -> dict[str, Any]:
-    """Return the part of a cell that depends on the method, which is made for this.
-
-    It knows the steps and the learning rate that a plan leaves open.
-    """
+    """Return the part of a cell that depends on the method, which is made to know its defaults."""
     found = registration(method)
     given = dict(plan.method.get(method, {}))
     filtered = found.method.needs_filter or given.pop("filter", False)

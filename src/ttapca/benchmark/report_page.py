@@ -1,14 +1,12 @@
 """The report: one HTML page with everything inside it, to open and to send.
 
-The page loads nothing from the network: style, script, figures and images are in it, and a content
-security policy forbids anything else. All words that come from a file of results are escaped.
+A content security policy forbids loading anything, and words of a file of results are escaped.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,21 +21,17 @@ from ttapca.benchmark.comparisons import (
     largest,
     shown_observations,
 )
-from ttapca.benchmark.difference_tables import (
-    class_table,
-    difference_table,
-    heat_tables,
-    paper_tables,
-)
 from ttapca.benchmark.figures import figures
-from ttapca.benchmark.rows import CHANGE_EVERY, JOINT, ROUNDS, ClassLabels, Observation, Row
+from ttapca.benchmark.rows import Observation, Row
 from ttapca.benchmark.svg import PALETTE, page_colours, page_svg, styles_of
 from ttapca.benchmark.tables import (
     cost_table,
+    difference_table,
     error_table,
     failure_table,
     full_name,
     mean_value,
+    paper_tables,
     setting_tables,
 )
 from ttapca.support.progress import counted
@@ -48,34 +42,6 @@ if TYPE_CHECKING:  # it needs torch, which a page does not
 NOTHING = "Nothing has been measured yet"
 NOT_TESTED = "Differences were not tested: it is not known which images were predicted right."
 PAGE = Path(__file__).with_name("page")
-SETTINGS = {
-    "episodic": "adaptation starts anew at each batch",
-    "episodic-sorted": "like episodic, with the images of a class one after another",
-    "online": "adaptation goes on over one corruption, and starts anew at the next",
-    "real-time": "like online, at the pace of the untouched network: a method that takes longer "
-    "does not see every batch",
-    "correlated": "like online, with the images of a class one after another",
-    "dirichlet-0.1": "like online, in stretches that hold few of the classes (Dirichlet shares, "
-    "concentration 0.1)",
-    "dirichlet-1": "like online, in stretches that hold unequal shares of the classes (Dirichlet "
-    "shares, concentration 1)",
-    "continual": "adaptation goes on from one corruption to the next, and never starts anew",
-    "changing": f"the corruption changes every {CHANGE_EVERY} images, round after round; "
-    "adaptation is not told, and never starts anew",
-    "continual-correlated": "like continual, with the images of a class one after another",
-    "recurring": f"the sequence of corruptions comes {ROUNDS} times, each time with other images; "
-    "adaptation never starts anew",
-    "drifting": "each corruption fades into the next one, image by image; adaptation never starts "
-    "anew",
-    "gradual": "each corruption grows from severity 1 to 5 and falls again; adaptation never "
-    "starts anew",
-    "mixed": "all corruptions at once, image by image; adaptation never starts anew",
-}
-# Options of `ttapca bench` that take several values, separated by commas.
-LISTS = (
-    "--corruptions", "--methods", "--settings", "--seeds",
-    "--batch-sizes", "--components", "--steps", "--severities",
-)  # fmt: skip
 
 
 def report(
@@ -83,17 +49,8 @@ def report(
     observations: Sequence[Observation] = (),
     remember: str = "",
     repaired: Sequence[RepairedImage] = (),
-    labels: Sequence[ClassLabels] = (),
 ) -> str:
-    """Write the page: one HTML file that needs no other.
-
-    Rows, observations (spectra, and images before and after the filter) and labels (for errors by
-    class) are those of one file of results. A page may begin with a line to `remember`.
-
-    Example:
-        >>> "Nothing has been measured yet." in report([])
-        True
-    """
+    """Write the page of rows and observations of a file; it may begin with a line to `remember`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -124,18 +81,15 @@ def report(
         bars=_bars(largest(found)) if found else [],
         bars_title=largest(found).conditions.title if found else "",
         facts=facts(every),
-        glossary=glossary(every),
         tables=[*setting_tables(found), *(error_table(each) for each in found if each in full)],
         more_tables=[error_table(each) for each in found if each not in full],
         told_apart=[table for each in full if (table := difference_table(each)) is not None],
-        heat=[table for each in full for table in heat_tables(each)],
-        by_class=[t for each in full if (t := class_table(each, labels)) is not None],
         compared=paper_tables(every),
         figures=[(each, Markup(page_svg(each))) for each in figures(every, observations)],  # noqa: S704
         examples=_examples(observations, found),
         costs=[table for each in found if (table := cost_table(each)) is not None],
         failures=failure_table(every),
-        commands=condensed(every.command),
+        commands=list(dict.fromkeys(filter(None, every.command))),
         style=Markup(page_colours() + style),  # noqa: S704
         script=Markup(script),  # noqa: S704
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -216,40 +170,6 @@ def facts(rows: Measurements) -> dict[str, list[str]]:
         "time in the methods": [spent if spent != "0 min" else f"{every.seconds.sum():.1f} s"],
     }
     return {name: list(dict.fromkeys(values)) for name, values in told.items()}
-
-
-def glossary(rows: Measurements) -> list[tuple[str, str]]:
-    """Explain the methods and settings that occur, but for methods that this version lacks."""
-    from ttapca.methods import METHODS  # needs torch
-
-    every = frame(rows)
-    meanings = {name: registered.summary for name, registered in METHODS.items()} | SETTINGS
-    words = dict.fromkeys([*every.method, *every.setting])
-    return [(word, meanings[word]) for word in words if word in meanings]
-
-
-def condensed(commands: Iterable[str]) -> list[str]:
-    """Join commands that differ in one list only; together they run the same measurements."""
-    found = []
-    for command in dict.fromkeys(commands):
-        try:
-            found.append(shlex.split(command) or [command])
-        except ValueError:  # quotes that do not close: not one of ours, so it stays as it is
-            found.append([command])
-    for option in LISTS:
-        # By place of the value and all other words: the values.
-        groups: dict[tuple[int, tuple[str, ...]], dict[str, None]] = {}
-        for words in found:
-            # Corruptions that share an adaptation are one run: another list is another run.
-            fixed = option == "--corruptions" and any(word in JOINT for word in words)
-            at = words.index(option) + 1 if option in words and not fixed else len(words)
-            others = (*words[:at], *words[at + 1 :])
-            groups.setdefault((at, others), {}).update(dict.fromkeys(words[at : at + 1]))
-        found = [
-            [*others[:at], *([",".join(values)] if values else []), *others[at:]]
-            for (at, others), values in groups.items()
-        ]
-    return [shlex.join(words) if len(words) > 1 else words[0] for words in found]
 
 
 def _full(found: Sequence[Comparison]) -> list[Comparison]:

@@ -1,8 +1,7 @@
 """`Results`: one SQLite file that keeps every finished measurement.
 
-The rows of a unit are written in one transaction: after a crash, `kill -9` or a full disk, all of
-them are in the file or none. A file of an earlier layout is read as it is, and brought to the
-present one when it is opened for writing.
+The rows of a unit are written in one transaction. A file of an earlier layout is read as it is, and
+brought to the present one when it is opened for writing.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from ttapca._checks import Record, Rule, Text, conform, shown
 from ttapca.benchmark import results_layout as layout
 from ttapca.benchmark.results_layout import CORRECT, KEY, LAYOUT, MEASURED, SPECTRA, STAGES
-from ttapca.benchmark.rows import Cell, ClassLabels, Fingerprint, Observation, Outcome, Row, Status
+from ttapca.benchmark.rows import Cell, Fingerprint, Observation, Outcome, Row, Status
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, StorageError
 from ttapca.support.disk import queued
 from ttapca.support.parsing import parse_json
@@ -30,15 +27,10 @@ class Results:
 
     Args:
         path: The file; it is made if there is none.
-        readonly: Whether to read only, which also works in a folder that cannot be written to;
-            then no file is made.
+        readonly: Whether to read only, which also works in a folder that cannot be written to.
 
     Raises:
-        DataNotFoundError: There is no file to read.
-        DataFormatError: The file is something else, is damaged, has a later layout, or holds
-            tables, views or triggers that ttapca did not make.
-        StorageError: The file cannot be opened or written; or it is opened to read, its folder
-            cannot be written to, and a run has not finished writing it.
+        TtapcaError: The file is missing, damaged, something else, of a later layout, or in use.
 
     Example:
         >>> import tempfile
@@ -104,61 +96,33 @@ class Results:
             found.append(Observation(self._cell(stored), **facts))
         return found
 
-    def labels(self) -> list[ClassLabels]:
-        """Return the true classes of the test images; a file of an earlier layout has none."""
-        if self._pragma("user_version") < layout.WITH_LABELS:
-            return []
-        found = []
-        for data, images, text, numbers in self._read("SELECT * FROM labels ORDER BY data, images"):
-            names = self._parsed("names", text)
-            facts = {"data": data, "images": images, "names": names}
-            self._check(facts, layout.LABELS)
-            self._check({"numbers": numbers}, {"numbers": layout.labels_rule(images, len(names))})
-            classes = tuple(np.frombuffer(numbers, layout.NUMBER).tolist())
-            found.append(ClassLabels(data, tuple(names), classes))
-        return found
-
     def statuses(self) -> dict[Cell, Status]:
         """Return how each measurement ended."""
         return {row.cell: row.outcome.status for row in self.rows()}
 
     def add(self, rows: Iterable[Row], observations: Iterable[Observation] = ()) -> None:
-        """Write all rows or, when anything goes wrong, none.
-
-        A row whose cell is in the file already replaces it, in its place; observations are of some
-        of these rows. If the disk is full or refuses, the file stays as it was (`StorageError`).
-        """
+        """Write all rows in place of others of their cells, with observations; or nothing."""
         with self._errors_explained(), self._transaction():
             numbers = {row.cell: self._put(row) for row in rows}
             for observation in observations:
                 self._put_observation(numbers[observation.cell], observation)
 
-    def add_labels(self, labels: ClassLabels) -> None:
-        """Write the true classes of the test images, in place of others of the same name."""
-        numbers = np.array(labels.numbers, layout.NUMBER).tobytes()
-        values = (labels.data, len(labels.numbers), json.dumps(labels.names), numbers)
-        with self._errors_explained(), self._transaction():
-            self._connection.execute("INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?)", values)
-
     def check_fingerprints(self, fingerprints: Iterable[Fingerprint]) -> None:
-        """Compare fingerprints with the file's, and write down the ones of new names.
-
-        If a name stands for something else, none is written down, and `OptionError` is raised.
-        """
+        """Write down fingerprints of new names, or none if a name stands for something else."""
         with self._errors_explained(), self._transaction():
             for one in fingerprints:
-                name = (one.key, one.images)
+                place = (one.key, one.images)
                 self._connection.execute(
-                    "INSERT OR IGNORE INTO claims VALUES (?, ?, ?)", (*name, one.digest)
+                    "INSERT OR IGNORE INTO claims VALUES (?, ?, ?)", (*place, one.digest)
                 )
                 found = self._connection.execute(
-                    "SELECT fingerprint FROM claims WHERE key = ? AND images = ?", name
+                    "SELECT fingerprint FROM claims WHERE key = ? AND images = ?", place
                 )
                 if found.fetchone()[0] != one.digest:
                     raise OptionError(
                         f"In one file of results, a name stands for the same {one.kind}; "
-                        f"{self.path} has measurements {one.others} changed since. Name another "
-                        f"file with `--to FILE`, or rename {one.renamed}."
+                        f"{self.path} has measurements with others called `{one.name}`, or they "
+                        "have changed since. Name another file with `--to FILE`, or rename them."
                     )
 
     def reserved(

@@ -1,8 +1,7 @@
 """The file of results: its tables, the rules for their values, and how it is opened.
 
-Its `application_id` says that it is one, so that no other database is taken for one, or written to.
-Its `user_version` is the layout. Layout 2 adds the table `per_image`, layout 3 `labels` and layout
-4 `claims`; the others stay as they were in layout 1.
+Its `application_id` tells it from other databases, its `user_version` is the layout. Tables of the
+first layout never change; later ones added `per_image`, `labels` (not written any more), `claims`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import dataclasses
 import sqlite3
 from pathlib import Path
 from typing import get_args
-
-import numpy as np
 
 from ttapca._checks import (
     Blob,
@@ -88,12 +85,6 @@ SCHEMAS = {  # by layout
     layout: (*_FIRST_SCHEMA, *(ADDED[each] for each in range(WITH_BITS, layout + 1)))
     for layout in range(1, LAYOUT + 1)
 }
-NUMBER = "<u4"  # of a class, in the table `labels`
-LABELS: dict[str, Rule] = {
-    "data": CELL["data"],
-    "images": Whole(1),
-    "names": ListOf(Text(10_000), 1, 1_000_000),
-}
 
 
 def per_image_rule(images: int, error: float | None) -> Rule:
@@ -109,22 +100,11 @@ def per_image_rule(images: int, error: float | None) -> Rule:
     return Such(Blob(LONGEST_VALUE), holds, words)
 
 
-def labels_rule(images: int, classes: int) -> Rule:
-    """Return the rule for the classes of the images of a data set."""
-
-    def holds(numbers: bytes) -> bool:
-        found = np.frombuffer(numbers, NUMBER) if len(numbers) % 4 == 0 else np.zeros(0)
-        return len(found) == images > 0 and int(found.max()) < classes
-
-    return Such(Blob(LONGEST_VALUE), holds, f"one of {classes:,} classes for {images:,} images")
-
-
 def reader(path: Path) -> sqlite3.Connection:
     """Open a file to read it, even in a folder that cannot be written to.
 
-    SQLite makes two files beside one in WAL mode, even to read it, and gives up if it cannot. Then
-    the file is opened as one that never changes, which is right as long as no rows are waiting in
-    the log beside it.
+    SQLite makes two files beside one in WAL mode. If it cannot, the file is opened as one that
+    never changes, which is right as long as no rows are waiting in the log beside it.
     """
     opened = connection(path)
     try:

@@ -58,7 +58,7 @@ class Cell:
 class Outcome:
     """The numbers of a measurement, and the machine that made them."""
 
-    status: Status  # `pruned` if `ttapca tune` left it out; only `done` has measured values
+    status: Status  # only `done` has measured values; `pruned` is of ttapca 0.2
     reason: str  # why it failed or was left out, or how many batches were in time; mostly empty
     error: float | None  # share of wrong predictions, in percent
     calibration_error: float | None  # expected distance of confidence and accuracy, in percent
@@ -109,26 +109,15 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class ClassLabels:
-    """The true classes of the test images of a data set, in the order of `Outcome.correct`."""
-
-    data: str  # as `Cell.data`
-    names: tuple[str, ...]
-    numbers: tuple[int, ...]  # of each image: the place of its class in `names`
-
-
-@dataclass(frozen=True)
 class Fingerprint:
     """The content that a name in a `Cell` stands for, in one file of results.
 
-    A `Cell` has the last part of a path. A folder may get other content, or another one may have
-    the same name; its numbers would be taken for the measured ones.
+    A folder may get other content, and another may have its name: a `Cell` has the last part of a
+    path.
     """
 
     key: str  # the name, with all else by which a `Cell` tells such things apart
     images: int  # 0 if it is no set of images
     digest: str
-    # Words for an error: images or filter, the measurements in the file, the thing to rename.
-    kind: str
-    others: str
-    renamed: str
+    kind: str  # for an error: images, corrupted images or filter
+    name: str  # for an error

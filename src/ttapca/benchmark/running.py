@@ -1,7 +1,6 @@
 """Run units of work: skip finished ones, write down failures, and go on with the rest.
 
-Units are run in this process, or by the workers of an engine, which open network, filter and images
-as artifacts. Only this process writes to the file of results.
+Units are run here, or by the workers of an engine; only this process writes the file of results.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 from ttapca.benchmark.measurement import Written, not_measured, run_unit
 from ttapca.benchmark.plan import Unit
 from ttapca.benchmark.results import Results
-from ttapca.benchmark.rows import ClassLabels, Row
+from ttapca.benchmark.rows import Row
 from ttapca.benchmark.subject import Condition, ImageCache, ImageSource, Subject
 from ttapca.engines import Engine, Finished, Lost, SerialEngine
 from ttapca.engines.artifacts import Artifact, folder_beside, write_artifact
@@ -56,26 +55,10 @@ def run(
 ) -> None:
     """Run the units that are not in the file yet.
 
-    A finished unit is written in one transaction. So a run that was killed at any moment can be
-    started again, and ends with the same file as if nothing had happened. A unit whose worker dies
-    is tried again, and has failed after that.
-
-    Args:
-        units: As `expand` returns them.
-        subject: Network, filter and images.
-        results: The file of measurements.
-        reporter: Told how it goes. Each unit is one task, finished when its rows are in the file.
-        retry_failed: Whether to run units again that failed before.
-        command: Returns the words of the command that reproduces a unit, to be kept with it.
-        engine: Where they are run; by default one after the other in this process. Anywhere else
-            the same rows come in another order.
-        announce: Whether to say how much there is to do.
-
-    Raises:
-        OptionError: The file has measurements on something else of the same name.
-        StorageError: The disk is full or refuses; finished units are in the file.
-        DataNotFoundError: Corrupted images cannot be made or read.
-        EngineError: The engine has no workers that can do it, or the network cannot be sent.
+    A finished unit is written in one transaction, so a run that was killed at any moment can be
+    started again. A unit whose worker dies is tried again, and has failed after that. `command`
+    returns the words that reproduce a unit, to be kept with it; on other engines, rows come in
+    another order.
     """
     reporter, engine = reporter or Silent(), engine or SerialEngine()
 
@@ -91,9 +74,6 @@ def run(
             reporter.note(_announcement(todo, units, results))
         if not todo:
             return
-        clean = subject.source.clean
-        classes = tuple(clean.labels.tolist())
-        results.add_labels(ClassLabels(todo[0].cells[0].data, clean.class_names, classes))
         if engine.remote:
             todo = interleaved(todo, engine.workers)
         tasks = [Assignment(unit, shlex.join(command(unit)) if command else "") for unit in todo]
@@ -125,7 +105,7 @@ def _write(ended: Endings, results: Results, progress: _Progress) -> None:
             if isinstance(ending, Finished):
                 rows, observations = ending.result
             else:
-                rows, observations = not_measured(unit, "failed", ending.reason, command), []
+                rows, observations = not_measured(unit, ending.reason, command), []
             results.add(rows, observations)
             progress.end(unit, rows)
 
@@ -191,10 +171,7 @@ def _remote_work(subject: Subject, units: Sequence[Unit], folder: Path) -> Itera
 
 
 def interleaved(units: Iterable[Unit], workers: int) -> list[Unit]:
-    """Return the units in an order in which workers begin with different images.
-
-    In the order of a plan, all workers would wait for the images that one of them makes.
-    """
+    """Return the units so that workers begin with different images, and none waits for another."""
     groups: dict[tuple[Condition, ...], list[Unit]] = {}
     for unit in units:
         groups.setdefault(tuple(unit.conditions), []).append(unit)
@@ -228,10 +205,7 @@ def seconds_left(
 
 
 class _Progress:
-    """Tells a reporter how a run goes, and how long the rest will take.
-
-    With `workers`, it is told of each unit that ended; in this process, also of each batch.
-    """
+    """Tells a reporter of each unit, here also of each batch, and of the time that is left."""
 
     def __init__(
         self, reporter: Reporter, todo: Sequence[Unit], units: int, workers: int = 0

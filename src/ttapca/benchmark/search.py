@@ -1,7 +1,6 @@
 """The options that a search tries: their values, and the sampler that proposes them.
 
-It works in generations: it proposes some trials, is told the scores, and proposes others. Its
-proposals depend on the seed and on the scores, never on the number of processes or on their speed.
+Proposals depend on the seed and on the scores, never on the number of processes or on their speed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from ttapca.methods.method import registration
 
 Options = dict[str, Any]  # of a method, by name
 SamplerName = Literal["grid", "random", "tpe"]
-PrunerName = Literal["median", "halving"]
 
 MOST_COMBINATIONS = 10_000
 DIGITS = 4  # of a number that was drawn: more would say nothing, and be hard to read
@@ -55,15 +53,12 @@ class Range:
         low: The lowest.
         high: The highest.
         log: Whether numbers are spaced evenly by their logarithm.
-        points: How many of them a grid has; None if it is not for a grid. Whole numbers that are
-            not spaced by their logarithm need none.
+        points: How many of them a grid has; whole numbers need none.
         whole: Whether only whole numbers are meant; `SearchSpace` sets it by the method's rule.
 
     Example:
         >>> Range(0.001, 0.1, log=True, points=3).grid("lr")
         (0.001, 0.01, 0.1)
-        >>> Range(1, 4, whole=True).grid("steps")
-        (1, 2, 3, 4)
     """
 
     low: float
@@ -106,17 +101,13 @@ class SearchSpace:
         options: For each option the values that may be tried; others keep their defaults.
 
     Raises:
-        OptionError: The method has no such option, or none at all; a value breaks the option's
-            rule; or there are no values.
+        OptionError: The method has no such option, or a value breaks its rule.
 
     Example:
         >>> space = SearchSpace("tent", {"lr": Range(1e-4, 1e-2, log=True, points=3),
         ...                              "steps": Choices((1, 2))})
         >>> len(space.grid()), space.grid()[1]
         (6, {'lr': 0.0001, 'steps': 2})
-        >>> SearchSpace("tent", {"steps": Choices((0,))})
-        Traceback (most recent call last):
-        ttapca.errors.OptionError: A search: `method.tent.steps` must be a whole number from 1 on...
     """
 
     method: str
@@ -196,14 +187,12 @@ class Search:
 
     sampler: SamplerName | None = None  # by default a grid if the space has one, else `tpe`
     trials: int | None = None  # 30 by default; a grid has all combinations
-    prune: PrunerName | None = None  # the rule by which bad trials are left early
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Check the values."""
         check_option("sampler", self.sampler, Maybe(OneOf(get_args(SamplerName))))
         check_option("trials", self.trials, Maybe(Whole(1, 100_000)))
-        check_option("prune", self.prune, Maybe(OneOf(get_args(PrunerName))))
         check_option("seed", self.seed, Whole(0, 2**32 - 1))
 
 
@@ -217,11 +206,7 @@ class Proposal:
 
 
 class Sampler:
-    """Proposes options in generations: all combinations of a grid, or the ones that Optuna draws.
-
-    Optuna also says which trials to leave, if there is a rule for it. Within a generation, TPE
-    takes proposals without a score for bad (a constant liar), so that trials differ.
-    """
+    """Proposes options in generations: all combinations of a grid, or those Optuna draws."""
 
     def __init__(self, space: SearchSpace, search: Search) -> None:
         kind = search.sampler
@@ -233,13 +218,12 @@ class Sampler:
                 "`trials=` would have no effect: a grid tries all combinations. Leave it out, or "
                 "take the sampler random or tpe."
             )
-        self._space, self.prunes = space, search.prune is not None
+        self._space = space
         self._grid = space.grid() if kind == "grid" else []
         self.total = len(self._grid) or search.trials or TRIALS
         # Trials that do not depend on others are proposed at once.
-        self._generation = GENERATION if kind == "tpe" or self.prunes else self.total
-        asks_optuna = kind != "grid" or self.prunes
-        self._study: Any = _study(kind, search.seed, search.prune) if asks_optuna else None
+        self._generation = GENERATION if kind == "tpe" else self.total
+        self._study: Any = None if self._grid else _study(kind, search.seed)
         self._asked = 0
 
     def ask(self) -> list[Proposal]:
@@ -250,47 +234,32 @@ class Sampler:
 
     def _next(self, number: int) -> Proposal:
         if self._grid:
-            return Proposal(number, self._grid[number], self._study and self._study.ask())
+            return Proposal(number, self._grid[number])
         trial, options = self._study.ask(_distributions(self._space)), {}
         for name, each in self._space.options.items():
             found = trial.params[name]
             options[name] = each.rounded(found) if isinstance(each, Range) else each.values[found]
         return Proposal(number, options, trial)
 
-    def leaves(self, proposal: Proposal, stage: int, mean: float) -> bool:
-        """Return whether to leave a trial after a stage, given its mean error so far."""
-        proposal.trial.report(mean, stage)
-        if proposal.trial.should_prune():
-            self._end(proposal, "PRUNED")
-            return True
-        return False
-
     def tell(self, proposal: Proposal, score: float | None) -> None:
         """Receive the score of a trial that ended; None if it failed."""
         if self._study:
-            self._end(proposal, "FAIL" if score is None else "COMPLETE", score)
+            from optuna.trial import TrialState
 
-    def _end(self, proposal: Proposal, state: str, score: float | None = None) -> None:
-        from optuna.trial import TrialState
-
-        self._study.tell(proposal.trial, score, state=TrialState[state])
+            state = TrialState.FAIL if score is None else TrialState.COMPLETE
+            self._study.tell(proposal.trial, score, state=state)
 
 
-def _study(sampler: SamplerName, seed: int, prune: PrunerName | None) -> Any:
+def _study(sampler: SamplerName, seed: int) -> Any:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     draws: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed)
-    if sampler == "tpe":
+    if sampler == "tpe":  # without a score yet, a proposal counts as bad, so that trials differ
         draws = optuna.samplers.TPESampler(
             seed=seed, n_startup_trials=STARTUP, multivariate=True, constant_liar=True
         )
-    pruners: dict[PrunerName | None, optuna.pruners.BasePruner] = {
-        None: optuna.pruners.NopPruner(),
-        "median": optuna.pruners.MedianPruner(n_startup_trials=GENERATION),
-        "halving": optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2),
-    }
-    return optuna.create_study(sampler=draws, pruner=pruners[prune])
+    return optuna.create_study(sampler=draws)
 
 
 def _distributions(space: SearchSpace) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import ttapca
 from ttapca import networks
 from ttapca.benchmark.filters import FIT_BATCH, kept_filter, recommended_layer, usual_fit
 from ttapca.benchmark.measurement import check_shape
-from ttapca.benchmark.network_source import NetworkSource, option_words
 from ttapca.benchmark.plan import Plan, Unit, expand
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.rows import CLEAN, Cell, Fingerprint, Row
@@ -38,16 +37,10 @@ from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.networks.evaluation import predict_all
 from ttapca.networks.external import is_factory, is_hub_name
 from ttapca.networks.network import ImageNetwork
+from ttapca.networks.source import NetworkSource, option_words
 from ttapca.spectral.basis import Dense
 from ttapca.support.progress import Reporter, Silent
 
-# The order of options in a recorded command; others follow. It is that of earlier versions, so that
-# a report can join their commands with new ones.
-ORDER = (
-    "--data", "--conditions", "--methods", "--corruptions", "--severities", "--settings",
-    "--batch-sizes", "--seeds", "--seed", "--steps", "--lr", "--components", "--layer", "--route",
-    "--outputs", "--images", "--corrupted", "--corruption-seed",
-)  # fmt: skip
 TRAINING = ", training images"  # in `Cell.data`, after the name of a data set
 SOURCE_IMAGES = 2000  # that `eata` learns from, as in its paper, and `pea` measures
 
@@ -59,15 +52,14 @@ class Benchmark:
     Attributes:
         plan: The methods, and the conditions to compare them in.
         network: A network of your own, or a source of one; by default the plan's `model`.
-        filter: The folder of a saved filter; by default one is fitted, and kept beside the results.
-            Data without training images take the one that ships with their network.
+        filter: The folder of a saved filter; by default the one that ships with the network, or a
+            new one, which is kept beside the results.
         root: The folder that `ttapca data get` fills: data sets, and the photographs of frost.
         folder: Where the data sets are, if not in `root`.
         size: Side of the centre that is cut out of pictures.
         shorter_side: Pictures are first brought to this shorter side; `size` by default.
         reporter: Told how it goes.
-        split: Which images are measured: those for testing, or the last of those for training,
-            which `ttapca tune` takes.
+        split: The images that are measured: for testing, or the last of those for training.
 
     Example:
         >>> import tempfile
@@ -95,19 +87,13 @@ class Benchmark:
         retry_failed: bool = False,
         engine: Engine | str | None = None,
     ) -> list[Row]:
-        """Make the measurements that are not in a file of results yet.
+        """Make the measurements that are not in a file of results yet; return all rows of the plan.
 
         Args:
             to: The file; it is made if there is none.
             retry_failed: Whether to repeat measurements that failed before.
-            engine: Where to run it: `joblib:4` for four processes, `dask://HOST:PORT` for a
-                cluster; see `ttapca.engines`. By default it is run in this process.
-
-        Returns:
-            The rows of all measurements in the plan, also of earlier runs.
-
-        Raises:
-            TtapcaError: Network, images or filter cannot be had, or the file cannot be written.
+            engine: `joblib:4` for four processes, `dask://HOST:PORT` for a cluster; see
+                `ttapca.engines`.
         """
         to = Path(to)
         engine = engine_of(engine) if engine is None or isinstance(engine, str) else engine
@@ -127,10 +113,7 @@ class Benchmark:
             return [row for row in results.rows() if row.cell in wanted]
 
     def prepare(self, to: Path | str, engine: Engine) -> Subject:
-        """Return network, filter and images, for an engine that is going to run the units.
-
-        The file of results is not made. A filter that is fitted now is kept beside it.
-        """
+        """Return network, filter and images; a filter that is fitted now is kept beside `to`."""
         to = Path(to)
         _check_file(to, ())  # a file of something else is refused before any work
         subject = self._subject()
@@ -151,7 +134,7 @@ class Benchmark:
             if self._saved_filter is not None:
                 subject.fingerprints += (filter_fingerprint(subject, self._saved_filter),)
         if engine.remote:
-            path, fingerprint = Path(self.plan.data), subject.source.fingerprint
+            path, fingerprint = Path(self.plan.data), subject.source.clean.fingerprint()
             data = str(path.absolute()) if path.exists() else self.plan.data
             subject.source.recipe = partial(
                 read_measured, data, self.split, self.plan.images, fingerprint, **self._reading
@@ -161,10 +144,7 @@ class Benchmark:
         return subject
 
     def units(self) -> list[Unit]:
-        """Return the units of the plan, without fitting a filter or writing anything.
-
-        `Cell.components` is 0 if only the fit says how many there are.
-        """
+        """Return the units without a fit; `Cell.components` is 0 if only the fit says it."""
         subject = self._subject()
         if self._saved_filter is not None:
             subject.fitted = ttapca.load(self._saved_filter)
@@ -361,7 +341,7 @@ class Benchmark:
         layer = None if self._saved_filter else cell.layer.partition(", ")[0] or None
         # Without a rank in the plan, cosines may have been taken, and a rank would ask for PCA.
         ranked = plan.components or plan.made_for_pca or self._saved_filter
-        every = dict.fromkeys(ORDER) | {
+        every = {
             "--data": plan.data,
             **own,
             "--settings": cell.setting,

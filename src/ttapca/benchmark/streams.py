@@ -1,7 +1,4 @@
-"""Orders of arrival: in which order a setting shows the images, and when adaptation forgets.
-
-`docs/bench.md` has a table of the settings.
-"""
+"""Orders of arrival: how a setting (`docs/bench.md`) shows the images, and when it forgets."""
 
 from __future__ import annotations
 
@@ -38,23 +35,9 @@ def segments(
 ) -> list[NDArray[np.int64]]:
     """Return the order in which images arrive, in segments; adaptation may forget between them.
 
-    Args:
-        setting: How the images arrive.
-        labels: Of the clean images; every corruption has the same.
-        corruptions: How many conditions there are; 1 unless the setting joins them. In `gradual`
-            all severities of the first corruption come before those of the second.
-        seed: For the order.
-
-    Returns:
-        For each segment the numbers of its images. The images of the second corruption are
-        numbered after those of the first, and so on.
-
-    Example:
-        >>> labels = np.array([0, 1, 0, 1])
-        >>> labels[segments("correlated", labels, 1, seed=0)[0]]
-        array([1, 1, 0, 0])
-        >>> [sorted(part.tolist()) for part in segments("continual", labels, 2, seed=0)]
-        [[0, 1, 2, 3], [4, 5, 6, 7]]
+    `labels` are those of the clean images. A segment has numbers of images; those of the second of
+    the joined corruptions are numbered after those of the first, and so on. In `gradual`,
+    all severities of the first corruption come before those of the second.
     """
     random = np.random.default_rng(seed)
     count = len(labels)
@@ -90,16 +73,10 @@ def dirichlet_stretches(
 ) -> list[NDArray[np.int64]]:
     """Divide images into stretches of a stream, with classes that come and go.
 
-    There are as many stretches as classes, but at most 100. Each class is distributed over the
-    stretches in shares from a symmetric Dirichlet distribution; within a stretch, its classes come
-    one after another, in a random order. This is the order of NOTE (Gong et al., 2022) as the code
-    of RoTTA (Yuan et al., 2023) makes it. A stretch has the places of its images in `labels`.
-
-    Example:
-        >>> labels = np.repeat([0, 1], 4)
-        >>> parts = dirichlet_stretches(labels, 1.0, np.random.default_rng(0))
-        >>> [labels[part].tolist() for part in parts]
-        [[0, 1, 1, 1], [1, 0, 0, 0]]
+    There are as many stretches as classes, but at most 100. Each class is distributed over them in
+    shares from a symmetric Dirichlet distribution; within a stretch, its classes come one after
+    another in a random order. This is the order of NOTE (Gong et al., 2022) as the code of RoTTA
+    (Yuan et al., 2023) makes it. A stretch has the places of its images in `labels`.
     """
     classes, own = np.unique(labels, return_inverse=True)
     count = min(len(classes), MOST_STRETCHES)

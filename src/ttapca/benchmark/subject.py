@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ttapca.benchmark.network_source import fingerprint
 from ttapca.benchmark.rows import CLEAN, Fingerprint
 from ttapca.corruptions import CIFAR_C, default_table, load_textures
 from ttapca.corruptions.apply import corrupt_any_size, needs_photographs
@@ -22,6 +21,7 @@ from ttapca.datasets import Choice, Images, Split, choose, load, read_cifar_c
 from ttapca.errors import DataFormatError, EngineError, NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.store import TENSORS
+from ttapca.networks.source import fingerprint
 from ttapca.support.disk import queued
 
 Condition = tuple[str, int]  # a corruption and its severity
@@ -67,18 +67,15 @@ class Subject:
 class ImageCache:
     """A folder of arrays of pixels, which processes map into their memory.
 
-    The process that needs an array first makes it; others that need it meanwhile wait. An array
-    that was removed to make room stays in the memory of processes that use it.
+    The process that needs an array first makes it; others wait. A removed array stays in their
+    memory.
     """
 
     folder: Path
     most: int  # arrays that are kept
 
     def get(self, name: str, count: int, make: Callable[[], Iterable[Pixels]]) -> Pixels:
-        """Return `count` images, which may be read-only; `make` gives them, some at a time.
-
-        The name says everything that the pixels depend on.
-        """
+        """Return `count` images, perhaps read-only; all that they depend on is in the name."""
         path = self.folder / f"{hashlib.sha256(name.encode()).hexdigest()}.npy"
         try:
             if not path.exists():
@@ -117,10 +114,7 @@ def _write_array(path: Path, count: int, parts: Iterable[Pixels]) -> None:
 
 @dataclass(eq=False)
 class ImageSource:
-    """The test images of a data set, clean and corrupted.
-
-    Only the images of the last request are kept: a run goes through all methods for one corruption
-    before it starts the next.
+    """The test images of a data set, clean and corrupted; those of the last request are kept.
 
     Args:
         clean: The test images; all of them are used.
@@ -136,8 +130,6 @@ class ImageSource:
         >>> source = ImageSource(read_digits()[:50])
         >>> source.images([("fog", 5), ("clean", 0)])
         Images(100 of 8x8x1, 10 classes)
-        >>> source.name
-        'generated, seed 0'
     """
 
     clean: Images
@@ -157,11 +149,6 @@ class ImageSource:
         table = default_table(*self.clean.images.shape[1:3])
         with_table = "" if table == CIFAR_C else f" with {table}"
         return f"generated{with_table}, seed {self.seed}"
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Tells the clean images from others of the same name."""
-        return self.clean.fingerprint()
 
     def check(self, conditions: Sequence[Condition]) -> None:
         """Raise now if photographs or files are missing, which would stop a run hours later."""
@@ -224,10 +211,7 @@ class ImageSource:
 
 
 def choose_measured(labels: NDArray[np.int64], count: int | None, split: Split) -> Choice:
-    """Choose the images that are measured; a setting decides about their order.
-
-    Of training images these are the last ones: methods that need source data get the first ones.
-    """
+    """Choose the measured images: of training images the last, as methods learn from the first."""
     return choose(labels, count, order="stored", last=split == "train")
 
 
@@ -247,32 +231,24 @@ def read_measured(
 
 def images_fingerprint(subject: Subject) -> Fingerprint:
     """Return the fingerprint of the clean images: all their pixels and labels count."""
-    source, count = subject.source, len(subject.source.clean)
-    others = f"on {count:,} others that are called `{subject.data}` too, or these have"
-    return Fingerprint(subject.data, count, source.fingerprint, "images", others, "the data")
+    clean, name = subject.source.clean, subject.data
+    return Fingerprint(name, len(clean), clean.fingerprint(), "images", name)
 
 
 def corrupted_fingerprints(subject: Subject, conditions: Iterable[Condition]) -> list[Fingerprint]:
     """Return the fingerprints of a folder of corrupted images; none if they are made in memory.
 
-    For each condition the first and last images count, with their labels: all of them may be
-    gigabytes, and other noise shows in every image. So a folder may get more corruptions later.
+    The first and last images of each condition count: all of them may be gigabytes.
     """
     folder = subject.source.folder
-    if folder is None:
-        return []
     found = []
-    for condition in dict.fromkeys(conditions):
+    for condition in dict.fromkeys(conditions if folder else ()):
         images, (name, severity) = subject.source.images([condition]), condition
         # No data set has such a name: theirs are last parts of paths, without a slash.
-        key = "/".join(("corrupted", subject.data, folder.name, f"{name} {severity}"))
+        key = "/".join(("corrupted", subject.data, subject.source.name, f"{name} {severity}"))
         digest = images[:ENDS].fingerprint() + images[-ENDS:].fingerprint()
-        others = (
-            f"on others of `{name}` {severity} in another folder `{folder.name}`, or these have"
-        )
-        found.append(
-            Fingerprint(key, len(images), digest, "corrupted images", others, "the folder")
-        )
+        place = f"{subject.source.name}/{name} {severity}"
+        found.append(Fingerprint(key, len(images), digest, "corrupted images", place))
     return found
 
 
@@ -280,6 +256,5 @@ def filter_fingerprint(subject: Subject, folder: Path) -> Fingerprint:
     """Return the fingerprint of a saved filter: all its tensors count."""
     name, layer = subject.filter_name, subject.fitted.layer if subject.fitted else ""
     digest = hashlib.sha256((folder / TENSORS).read_bytes()).hexdigest()
-    others = f"with another one that is called `{name}` too, or this one has"
     key = "/".join(("filter", subject.weights, layer, name))
-    return Fingerprint(key, 0, digest, "filter", others, "the filter")
+    return Fingerprint(key, 0, digest, "filter", name)

@@ -1,9 +1,7 @@
 """How figures look, and figures as files: SVG in the colours of a page, PNG and PDF on white.
 
-Curves differ in colour (from Okabe and Ito's palette, made for colour-blind readers), in marker and
-in dash, so they can be told apart in grey. A method looks the same in all figures of all reports.
-Matplotlib draws for a light page; in the SVG, CSS variables take the place of its colours, so that
-a dark page can change them.
+Curves differ in colour (Okabe and Ito's palette), marker and dash; a method looks the same in all
+reports. In an SVG, CSS variables take the place of colours, so that a dark page can change them.
 """
 
 from __future__ import annotations
@@ -54,10 +52,7 @@ def look(number: int) -> dict[str, Any]:
 
 
 def styles_of(methods: Iterable[str]) -> dict[str, int]:
-    """Return the number of each method's style, see `look`: the same in all reports.
-
-    Only methods that this version does not know take the next numbers, in the order given.
-    """
+    """Return the number of each method's style, the same in all reports; unknown ones come last."""
     from ttapca.methods import METHODS  # needs torch
 
     order = dict.fromkeys([*COLOURED, *METHODS, *methods])

@@ -1,6 +1,6 @@
-"""Tables of results: errors, errors by setting, costs and failures.
+"""Tables of results: errors, differences between methods, the paper's errors, costs, failures.
 
-A `ResultTable` has no markup: a terminal, a page and a LaTeX file show the same table.
+A `ResultTable` has no markup: a terminal, a page and Markdown show the same table.
 """
 
 from __future__ import annotations
@@ -13,9 +13,20 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from ttapca.benchmark.comparisons import LINE, Comparison, Measurements, comparisons, frame, labels
+from ttapca.benchmark import paper
+from ttapca.benchmark.comparisons import (
+    LINE,
+    SOURCE,
+    Comparison,
+    Measurements,
+    comparisons,
+    frame,
+    labels,
+    nearest_to_paper,
+)
 from ttapca.benchmark.rows import AMONG, CLEAN, SETTINGS
-from ttapca.benchmark.uncertainty import MeanInterval
+from ttapca.benchmark.uncertainty import Difference, MeanInterval
+from ttapca.corruptions import STANDARD
 
 # The paper's headings of columns, if they are not the corruption's name.
 SHORT = {
@@ -33,8 +44,8 @@ TEST = (
     "correction for the number of methods."
 )
 NO_INTERVALS = "Without intervals: which images were predicted right is not known for all rows."
-LEAST_SETTINGS = 3  # that are worth a table of their own
 PARTIAL = "†"  # marks a number for which some seeds failed
+REFERENCES = ("bn", SOURCE)  # compared with every method, beside the one with the lowest error
 FAILURES = ["method", "setting", "corruption", "severity", "seed", "reason"]
 COSTS = {  # by column of the lines: its heading, and the format of its numbers
     "milliseconds": ("ms per image", ".2f"),
@@ -59,7 +70,6 @@ class Value:
     note: str = ""  # more about it, such as why it failed
     # In its column; None if it is not known which images were predicted right.
     rank: int | None = None
-    heat: float | None = None  # its colour, from -1 for far fewer errors to 1 for far more
 
 
 MISSING = Value("—", kind="missing", note="not measured")
@@ -106,7 +116,8 @@ def error_tables(rows: Measurements) -> list[ResultTable]:
 
 def error_table(comparison: Comparison) -> ResultTable:
     """Return the errors of one comparison: the mean first, as in the paper, clean images last."""
-    names = comparison.with_clean
+    measured = [CLEAN] if CLEAN in set(comparison.rows.corruption) else []
+    names = list(dict.fromkeys([*comparison.corruptions, *measured]))
     columns = ["method", *map(heading, names)]
     several = len(comparison.corruptions) > 1
     if several:
@@ -133,11 +144,8 @@ def signed(number: float, decimals: int) -> str:
     return f"{number:+.{decimals}f}".replace("-", "−")  # noqa: RUF001
 
 
-def setting_tables(found: Sequence[Comparison]) -> list[ResultTable]:
-    """Return mean errors by setting, if at least three comparisons differ in nothing else.
-
-    Two are easily compared in their own tables. Errors on clean images stand in brackets.
-    """
+def setting_tables(found: Sequence[Comparison], least: int = 3) -> list[ResultTable]:
+    """Return mean errors by setting, if `least` comparisons differ in nothing else."""
     groups: dict[tuple[object, ...], dict[str, Comparison]] = {}
     for each in found:
         ours = each.conditions
@@ -145,15 +153,11 @@ def setting_tables(found: Sequence[Comparison]) -> list[ResultTable]:
         corrupted = ours.corrupted.partition(AMONG)[0]
         key = (ours._replace(setting="", corrupted=corrupted), each.corruptions)
         groups.setdefault(key, {}).setdefault(ours.setting, each)
-    order: dict[str, int] = {name: number for number, name in enumerate(SETTINGS)}
-    return [
-        _setting_table(dict(sorted(group.items(), key=lambda each: order.get(each[0], len(order)))))
-        for group in groups.values()
-        if len(group) >= LEAST_SETTINGS
-    ]
+    return [_setting_table(group) for group in groups.values() if len(group) >= least]
 
 
 def _setting_table(group: dict[str, Comparison]) -> ResultTable:
+    group = {name: group[name] for name in sorted(group, key=[*SETTINGS, *group].index)}
     first = next(iter(group.values()))
     every = pd.concat([each.lines for each in group.values()]).drop_duplicates(LINE)
     lines = [
@@ -165,8 +169,8 @@ def _setting_table(group: dict[str, Comparison]) -> ResultTable:
     values = [value for line in lines for value in line[1:] if value.number is not None]
     brackets = any(value.text.endswith(")") for value in values)
     note = f"Classification error in percent, {over}" + "; clean images in brackets" * brackets
-    title = first.conditions._replace(setting="by setting").title
     notes = [f"{note}.", *([f"{INTERVAL}. {BOLD} {TEST}"] if any(v.rank for v in values) else [])]
+    title = first.conditions._replace(setting="by setting").title
     return ResultTable(title, ("method", *group), _with_best(lines), tuple(notes))
 
 
@@ -291,6 +295,112 @@ def _interval_notes(comparison: Comparison) -> list[str]:
     if len(comparison.standings()) > 1:
         notes.append(f"{BOLD} Methods share a rank that are not told apart from its lowest. {TEST}")
     return notes
+
+
+def difference_table(comparison: Comparison) -> ResultTable | None:
+    """Return the differences of mean errors: to the lowest, to `bn` and to the untouched network.
+
+    None with fewer than two methods, or if rows do not say which images were predicted right.
+    """
+    ranked, lines = comparison.standings(), comparison.lines
+    if len(ranked) < 2:
+        return None
+    order = sorted(ranked, key=lambda line: ranked[line].error.mean)
+    named = [line for method in REFERENCES for line in order if lines.method[line] == method]
+    references = list(dict.fromkeys([order[0], *named]))
+    decimals = decimals_of(comparison)
+    columns = [
+        {line: _difference(gap, decimals) for line, gap in comparison.differences(each).items()}
+        | {each: Value("0", 0.0, "number")}
+        for each in references
+    ]
+    body = [
+        (
+            Value(lines.label[line]),
+            mean := mean_value(comparison, line),
+            rank_value(mean),
+            *(column[line] for column in columns),
+        )
+        for line in order
+    ]
+    notes = (
+        "Each mean error minus that of the method at the head of the column, in points; below "
+        f"zero, it has fewer errors. {INTERVAL}, which are the same for all methods. In brackets: "
+        "not told apart.",
+        TEST,
+    )
+    headings = (f"minus {lines.label[line]}" for line in references)
+    return ResultTable(
+        f"{comparison.conditions.title}: what is told apart",
+        ("method", mean_heading(comparison.corruptions), RANK, *headings),
+        tuple(body),
+        notes,
+    )
+
+
+def _difference(gap: Difference, decimals: int) -> Value:
+    """Return a difference, in brackets if it is not told apart; its interval is in the note."""
+    text = f"{signed(gap.mean, decimals)} ±{gap.half_width:.{decimals}f}"
+    p = "below 0.001" if gap.p < 0.001 else f"{gap.p:.3f}"
+    note = f"{signed(gap.low, decimals)} to {signed(gap.high, decimals)}, p {p}"
+    return Value(text if gap.told_apart else f"({text})", gap.mean, "number", note=note)
+
+
+def paper_tables(rows: Measurements) -> list[ResultTable]:
+    """Return our errors beside the paper's, of the comparisons with most corruptions and images."""
+    fullest: dict[tuple[str, ...], Comparison] = {}
+    for each in comparisons(rows):
+        ours = each.conditions
+        key = (ours.model, ours.weights, ours.data, ours.setting)
+        if (ours.severity, ours.batch_size) == (paper.SEVERITY, paper.BATCH_SIZE):
+            both = (fullest.get(key, each), each)
+            fullest[key] = max(both, key=lambda one: (len(one.corruptions), one.conditions.images))
+    return [table for each in fullest.values() if (table := _paper_table(each)) is not None]
+
+
+def _paper_table(comparison: Comparison) -> ResultTable | None:
+    """Return three lines for each method: ours, the paper's, the difference."""
+    ours = comparison.conditions
+    shared = tuple(name for name in comparison.corruptions if name in STANDARD)
+    comparison = replace(comparison, corruptions=shared)
+    lines: list[Line] = []
+    for line, method in nearest_to_paper(comparison.lines, ["method"]).method.items():
+        printed = paper.paper_row(ours.data, ours.setting, method)
+        if printed is not None and shared:
+            lines += _beside_paper(comparison, line, printed)
+    if not lines:
+        return None
+    notes = (
+        f"The paper: {paper.NETWORK}, {paper.IMAGES:,} images per corruption, batches of "
+        f"{paper.BATCH_SIZE}, one step at {paper.LR:g}, {paper.COMPONENTS:,} components. Here: "
+        f"{ours.model}, {ours.images:,} images per corruption.",
+        "Means are computed from the errors shown; if the paper prints another mean, it is added "
+        "in brackets.",
+        "Difference: ours minus the paper's; below zero, ours has fewer errors.",
+        *([f"{INTERVAL}; the paper prints standard deviations."] if comparison.standings() else []),
+    )
+    columns = ("method", f"Mean of {len(shared)}", *map(heading, shared))
+    return ResultTable(f"{ours.title}: ours and the paper's", columns, tuple(lines), notes, False)
+
+
+def _beside_paper(comparison: Comparison, line: int, printed: paper.PaperRow) -> list[Line]:
+    names = comparison.corruptions
+    own = [mean_value(comparison, line), *(error_value(comparison, line, n) for n in names)]
+    errors = [printed.errors[name] for name in names]
+    theirs = []
+    for name, error in zip(names, errors, strict=True):
+        spread = f" ±{printed.spreads[name]:.2f}" if name in printed.spreads else ""
+        theirs.append(Value(f"{error:.2f}{spread}", error, "number"))
+    mean, note = statistics.fmean(errors), f"printed {printed.printed_mean:.2f}"
+    differs = len(names) == len(printed.errors) and printed.mean_differs
+    text = f"{mean:.2f} ({note})" if differs else f"{mean:.2f}"
+    theirs.insert(0, Value(text, mean, "number", note=note if differs else ""))
+    gaps = []
+    for value, error in zip(own, [mean, *errors], strict=True):
+        gap = math.nan if value.number is None else value.number - error
+        gaps.append(MISSING if math.isnan(gap) else Value(signed(gap, 2), gap, "number"))
+    lines = {"ours": own, "paper": theirs, "difference": gaps}
+    return [(Value(f"{printed.method}, {name}"), *values) for name, values in lines.items()]
 
 
 def cost_table(comparison: Comparison) -> ResultTable | None:

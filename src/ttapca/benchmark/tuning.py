@@ -1,24 +1,21 @@
 """`Tuning`: choose the options of a method on conditions that are held out of every report.
 
-Every trial is measured by the same units as a benchmark, which go into the same kind of file. So a
-search that was stopped goes on where it was, and nothing is measured twice. `docs/tuning.md` says
-which conditions are held out, and why.
+Trials are measured by the units of a benchmark, into the same kind of file; so a search that was
+stopped goes on where it was. `docs/tuning.md` says which conditions are held out, and why.
 """
 
 from __future__ import annotations
 
 import math
-import shlex
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Literal, get_args
 
-from ttapca._checks import Number, OneOf, Whole, check_option
+from ttapca._checks import Number, OneOf, check_option
 from ttapca.benchmark import paper
-from ttapca.benchmark.measurement import not_measured
 from ttapca.benchmark.plan import Unit, units_of
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.rows import CLEAN, JOINT, Cell, Outcome, Row
@@ -33,7 +30,6 @@ from ttapca.engines import Engine, engine_of
 from ttapca.errors import DataNotFoundError, OptionError, did_you_mean
 
 SEED = 1  # of corrupted images; the reported ones have 0
-# Kinds take turns: pruning looks at the first ones, and must not judge by noise alone.
 CONDITIONS: tuple[Condition, ...] = (
     ("speckle_noise", 5), ("fog", 4), ("gaussian_blur", 5), ("jpeg_compression", 4),
     ("impulse_noise", 4), ("contrast", 4), ("glass_blur", 4), ("saturate", 5),
@@ -52,17 +48,16 @@ class Trial:
     Attributes:
         number: Counts from 0, in the order in which trials were proposed; -1 for the source.
         options: Of the method; others have their defaults.
-        status: `done`; `pruned` if it was left before all conditions were measured; or `failed`.
+        status: `done` or `failed`.
         errors: By condition, in percent: the mean over settings and sizes of batches.
-        clean: Error on clean images; None if it was not measured.
-        score: The lower the better: the mean error over conditions, with the cost on clean images
-            if that is asked for. None if it failed.
-        reason: Why it was left or failed; empty when done.
+        clean: Error on clean images; None if it failed.
+        score: Mean error over conditions, with the cost on clean images if that is asked for.
+        reason: Why it failed; empty when done.
     """
 
     number: int
     options: Options
-    status: Literal["done", "failed", "pruned"]
+    status: Literal["done", "failed"]
     errors: dict[Condition, float]
     clean: float | None = None
     score: float | None = None
@@ -85,7 +80,7 @@ class Tuned:
 
     Attributes:
         method: That was tuned.
-        trials: All of them, the best first, and at the end the ones that were left or failed.
+        trials: All of them, the best first, and at the end the ones that failed.
         source: The network as it is, without a method.
         conditions: On which the options were chosen.
         images: How many of each.
@@ -112,17 +107,13 @@ class Tuning:
     """A search for the best options of a method, on held-out conditions.
 
     Attributes:
-        benchmark: Network, images, settings and sizes of batches; the methods and corruptions of
-            its plan do not count.
+        benchmark: Network, images, settings and batch sizes; its methods and corruptions do not
+            count.
         space: The values that may be tried.
         search: How it is searched.
-        conditions: Corruptions and severities, in the order in which pruning looks at them.
+        conditions: Corruptions and severities; `OptionError` if one of them is reported.
         clean_weight: Points of the score for each point of error on clean images above the
             source's; the rest of the score is the mean error over conditions.
-
-    Raises:
-        OptionError: A condition is one that is reported; or a setting joins conditions, which are
-            judged one by one here.
 
     Example:
         >>> import tempfile
@@ -177,10 +168,6 @@ class Tuning:
             to: The file; it is made if there is none.
             engine: Where to measure; see `Benchmark.run`. The trials are the same anywhere.
             retry_failed: Whether to repeat measurements that failed before.
-
-        Raises:
-            TtapcaError: Network, images or filter cannot be had, the file cannot be written, or an
-                option makes no sense beside the others.
         """
         engine = engine_of(engine) if engine is None or isinstance(engine, str) else engine
         bench, to = self.benchmark, Path(to)
@@ -190,18 +177,6 @@ class Tuning:
         subject = bench.prepare(to, engine)
         with Results(to) as results:
             return _TuningRun(self, subject, results, engine, retry_failed).of(sampler)
-
-    def stages(self, prunes: bool) -> list[tuple[Condition, ...]]:
-        """Return the conditions in parts, clean images last; after each part a trial may be left.
-
-        One condition says little about the others, and to stop after each would leave processes
-        waiting for one another.
-        """
-        count = len(self.conditions)
-        ends = {math.ceil(count / 4), math.ceil(count / 2)} if prunes else set()
-        parts = pairwise(sorted({0, *ends, count}))
-        stages = [self.conditions[start:end] for start, end in parts]
-        return [*stages[:-1], (*stages[-1], CLEAN_CONDITION)]
 
 
 @dataclass(eq=False)
@@ -220,61 +195,30 @@ class _TuningRun:
     def of(self, sampler: Sampler) -> Tuned:
         """Measure all trials."""
         tuning, note = self.tuning, self.tuning.benchmark.reporter.note
-        stages = tuning.stages(sampler.prunes)
         trials: list[Trial] = []
         while generation := sampler.ask():
-            single = len(generation) == sampler.total and not sampler.prunes
+            single = len(generation) == sampler.total
             if not single:
                 first, last = (generation[at].number + 1 for at in (0, -1))
                 note(f"trials {first} to {last:,} of {sampler.total:,}")
-            before = [] if trials else [AS_IT_IS]
-            trials += self._generation(sampler, generation, stages, before, announce=single)
+            self._measure([*([] if trials else [AS_IT_IS]), *generation], announce=single)
+            source = self._ended(AS_IT_IS)
+            for one in generation:
+                trial = self._scored(self._ended(one), source)
+                sampler.tell(one, trial.score)
+                trials.append(trial)
             if not single and (best := ranked(trials)[0]).score is not None:
                 options = " ".join(words_of(best.options))
                 note(f"best so far: {options}  error {best.mean:.2f} %")
         cells = {cell for units in self._units.values() for unit in units for cell in unit.cells}
         rows = tuple(row for row in self.results.rows() if row.cell in cells)
-        source = self._ended(AS_IT_IS, [each for stage in stages for each in stage], None)
         images, seed = len(self.subject.source.clean), tuning.search.seed
         facts = (tuning.conditions, images, seed, rows)
-        return Tuned(tuning.space.method, ranked(trials), source, *facts)
+        return Tuned(tuning.space.method, ranked(trials), self._ended(AS_IT_IS), *facts)
 
-    def _generation(
-        self,
-        sampler: Sampler,
-        living: list[Proposal],
-        stages: Sequence[Sequence[Condition]],
-        before: Sequence[Proposal],
-        *,
-        announce: bool,
-    ) -> list[Trial]:
-        """Measure some trials, stage by stage, and return how they ended; `before` come first."""
-        every = [condition for stage in stages for condition in stage]
-        count, ended = 0, list[Trial]()
-        for number, stage in enumerate(stages, start=1):
-            self._measure([*before, *living], stage, announce=announce)
-            count += len(stage)
-            measured, rest = every[:count], every[count:]
-            source = None if rest else self._ended(AS_IT_IS, [CLEAN_CONDITION], None).clean
-            source_clean = math.inf if source is None and not rest else source
-            still = []
-            for one in living:
-                trial = self._ended(one, measured, source_clean)
-                if trial.status == "failed" or not rest or trial.mean is None:
-                    sampler.tell(one, trial.score)
-                    ended.append(trial)
-                elif sampler.leaves(one, number, trial.mean):
-                    ended.append(self._left(trial, rest, count))
-                else:
-                    still.append(one)
-            living = still
-        return ended
-
-    def _measure(
-        self, proposals: Sequence[Proposal], conditions: Sequence[Condition], *, announce: bool
-    ) -> None:
+    def _measure(self, proposals: Sequence[Proposal], *, announce: bool) -> None:
         # All proposals under one condition, then under the next: its images are made once.
-        pairs = product(conditions, proposals)
+        pairs = product((*self.tuning.conditions, CLEAN_CONDITION), proposals)
         units = [unit for condition, one in pairs for unit in self._units_of(one, condition)]
         run(
             list(dict.fromkeys(units)),
@@ -300,15 +244,10 @@ class _TuningRun:
             self._options |= dict.fromkeys(self._units[key], one.options)
         return self._units[key]
 
-    def _ended(
-        self, one: Proposal, conditions: Sequence[Condition], source_clean: float | None
-    ) -> Trial:
-        """Return how a trial did on some conditions.
-
-        It has a score if clean images are among them, and the source's error on these is given.
-        """
+    def _ended(self, one: Proposal) -> Trial:
+        """Return how a trial did, without a score."""
         errors: dict[Condition, float] = {}
-        for condition in conditions:
+        for condition in (*self.tuning.conditions, CLEAN_CONDITION):
             units = self._units_of(one, condition)
             outcomes = [self._outcomes[cell] for unit in units for cell in unit.cells]
             measured = [each.error for each in outcomes if each.error is not None]
@@ -316,31 +255,19 @@ class _TuningRun:
                 reason = next(each.reason for each in outcomes if each.error is None)
                 return Trial(one.number, one.options, "failed", errors, reason=reason)
             errors[condition] = statistics.fmean(measured)
-        clean = errors.pop(CLEAN_CONDITION, None)
-        trial = Trial(one.number, one.options, "done", errors, clean)
-        if source_clean is None or clean is None or trial.mean is None:
-            return trial
-        harm = max(0.0, clean - source_clean)
-        return replace(trial, score=trial.mean + self.tuning.clean_weight * harm)
+        return Trial(one.number, one.options, "done", errors, errors.pop(CLEAN_CONDITION))
 
-    def _left(self, trial: Trial, rest: Sequence[Condition], measured: int) -> Trial:
-        """Write rows for the conditions that are left out, and return the trial."""
-        reason = (
-            f"mean error {trial.mean:.2f} % after {measured} of {len(self.tuning.conditions)} "
-            f"conditions; left by the rule {self.tuning.search.prune}"
-        )
-        one = Proposal(trial.number, trial.options)
-        for condition in rest:
-            for unit in self._units_of(one, condition):
-                if not any(cell in self._outcomes for cell in unit.cells):
-                    command = shlex.join(self._command(unit))
-                    self.results.add(not_measured(unit, "pruned", reason, command))
-        return replace(trial, status="pruned", reason=reason)
+    def _scored(self, trial: Trial, source: Trial) -> Trial:
+        """Add the score; the source may have failed, and then clean images do not count."""
+        if trial.clean is None or trial.mean is None:
+            return trial
+        harm = 0.0 if source.clean is None else max(0.0, trial.clean - source.clean)
+        return replace(trial, score=trial.mean + self.tuning.clean_weight * harm)
 
     def _command(self, unit: Unit) -> list[str]:
         """Return the words of a search that measures a unit.
 
-        Any condition or options will do for clean images and the source, which all searches have.
+        For clean images and the source, which all searches have, any condition or options will do.
         """
         bench, cell = self.tuning.benchmark, unit.cells[0]
         options = self._options[unit] or self.tuning.space.first()
@@ -358,12 +285,10 @@ class _TuningRun:
 
 
 def ranked(trials: Iterable[Trial]) -> tuple[Trial, ...]:
-    """Return trials, the best first; then the ones that were left, and the ones that failed."""
+    """Return trials, the best first; the ones that failed have no score, and are last."""
 
     def place(one: Trial) -> tuple[float, ...]:
-        conditions = len(one.errors) if one.status == "pruned" else 0
-        numbers = (math.inf if each is None else each for each in (one.score, one.mean))
-        return (("done", "pruned", "failed").index(one.status), -conditions, *numbers, one.number)
+        return (math.inf if one.score is None else one.score, one.number)
 
     return tuple(sorted(trials, key=place))
 
@@ -404,14 +329,8 @@ def read_conditions(words: Sequence[str]) -> tuple[Condition, ...]:
     found: list[Condition] = []
     for word in words:
         name, _, severity = word.partition(":")
-        if name == CLEAN:
-            raise OptionError(
-                "Clean images are measured beside the conditions; found `clean` among these. "
-                "Leave it out."
-            )
         if not severity.isdecimal():
             raise OptionError(f"A condition is NAME:SEVERITY, such as fog:4; found `{word}`.")
-        check_option("severity", int(severity), Whole(SEVERITIES[0], SEVERITIES[-1]))
         found += [(each, int(severity)) for each in find_all([name])]
     conditions = tuple(dict.fromkeys(found))
     check_held_out(conditions)

@@ -1,17 +1,9 @@
 """How sure a mean error is, and which methods are told apart: statistics over the test images.
 
-Test images are a sample: with others, every error would be another one. All methods predict the
-same images under every corruption, so one draw is an image with all of its predictions. From its
-share of wrong ones follow, without drawing random numbers:
-
-- the 95 % interval of a mean error, by Student's distribution. A bootstrap over images tends to the
-  same interval, because the error is a mean over images;
-- the interval of the difference of two methods, from the differences image by image;
-- the p-value of that difference by flipping signs: if two methods are equally good, their results
-  on each image could as well be exchanged. It is exact; with one prediction of each image it is
-  that of McNemar's test.
-
-The order of the images is not in these intervals; several seeds show its effect.
+One draw is an image with all of its predictions, as all methods predict the same images. From its
+share of wrong ones follow the 95 % interval of a mean error (Student's), the interval of the
+difference of two methods, image by image, and its p-value by flipping signs (with one prediction of
+each image, McNemar's exact test). The order of the images is not in these intervals.
 """
 
 from __future__ import annotations
@@ -59,13 +51,7 @@ class Difference(MeanInterval):
 
 @dataclass(frozen=True, eq=False)
 class ImageTally:
-    """How often each image was predicted wrong, of `predictions`: corruptions times seeds.
-
-    Example:
-        >>> tally = ImageTally(np.array([0, 1, 2, 1]), predictions=2)
-        >>> tally.error.mean
-        50.0
-    """
+    """How often each image was predicted wrong, of `predictions`: corruptions times seeds."""
 
     wrong: NDArray[np.int64]  # (images,)
     predictions: int
@@ -105,8 +91,8 @@ def _half_width(values: NDArray[np.float64]) -> float:
 def sign_flip_p(differences: NDArray[np.int64]) -> float:
     """Return how often random signs make the sum of whole numbers at least as large: a p-value.
 
-    All signs are considered, not a sample of them: the distribution of the sum is the inverse
-    Fourier transform of its characteristic function, a product of cosines.
+    The distribution of the sum over all signs is the inverse Fourier transform of a product of
+    cosines.
     """
     from scipy.fft import irfft, next_fast_len
 
@@ -153,10 +139,7 @@ def differences(tallies: Sequence[ImageTally], reference: int) -> list[Differenc
 
 @dataclass(frozen=True)
 class Standing:
-    """A method's error, and its rank: 1 for the lowest and all that are not told apart from it.
-
-    The lowest of the others has the next rank, which it shares in the same way.
-    """
+    """A method's error and rank: methods not told apart from the best of a rank share it."""
 
     rank: int
     error: MeanInterval

@@ -23,10 +23,10 @@ from ttapca.errors import OptionError
 if TYPE_CHECKING:
     from torch import nn
 
-    from ttapca.benchmark.network_source import NetworkSource
     from ttapca.datasets import Choice, Images, Order, Shards, Split
     from ttapca.engines import Engine
     from ttapca.networks import Normalisation
+    from ttapca.networks.source import NetworkSource
 
 MOST_NUMBERS = 10_000
 # One number, or the ends of a range. Python refuses to read numbers of thousands of digits.
@@ -115,7 +115,7 @@ class ModelOptions:
 
     def source(self, default: str | None = None) -> NetworkSource:
         """Return the named network, or else the default; its module may be in this directory."""
-        from ttapca.benchmark.network_source import NetworkSource
+        from ttapca.networks.source import NetworkSource
 
         name = self.model or self.model_option or default
         both = self.model is not None and self.model_option is not None

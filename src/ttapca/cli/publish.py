@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from ttapca.benchmark.demo_report import RepairedImage
 
 FORMAT = (
-    "csv, json (every measurement), markdown or latex (the tables); by default what the name of "
-    "FILE ends in, else markdown."
+    "csv or json (every measurement), markdown (the tables); by default what the name of FILE ends "
+    "in, else markdown."
 )
-SUFFIXES = {".csv": "csv", ".json": "json", ".tex": "latex"}
+SUFFIXES = {".csv": "csv", ".json": "json"}
 FIGURE = "Which figure, such as `rank`; without it, all are listed."
 ResultsArgument = Annotated[
     Path, Argument(metavar="RESULTS", help="A file that `ttapca bench` wrote.")
@@ -45,8 +45,8 @@ def write_report(
 
     check_place(to)  # before the work, so that a wrong place is reported at once
     with Results(results, readonly=True) as file:
-        rows, observations, labels = file.rows(), file.observations(), file.labels()
-    replace_file(to, page(rows, observations, remember, repaired, labels).encode())
+        rows, observations = file.rows(), file.observations()
+    replace_file(to, page(rows, observations, remember, repaired).encode())
     return sum(row.outcome.status != "pruned" for row in rows)
 
 
@@ -57,7 +57,7 @@ def export(
         Path | None, Option(metavar="FILE", help="Where to write (default: standard output).")
     ] = None,
 ) -> None:
-    """Write what `ttapca bench` measured as CSV, JSON, Markdown or LaTeX."""
+    """Write what `ttapca bench` measured as CSV, JSON or Markdown."""
     from ttapca.benchmark import Results
     from ttapca.benchmark.exports import export as exported
 

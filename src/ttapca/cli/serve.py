@@ -26,9 +26,9 @@ from ttapca.support.parsing import read_bounded
 if TYPE_CHECKING:
     from torch import nn
 
-    from ttapca.benchmark.network_source import NetworkSource
     from ttapca.fitting.fitted_filter import FittedFilter
     from ttapca.networks.evaluation import EvaluatedKind
+    from ttapca.networks.source import NetworkSource
     from ttapca.serving.tokens import Tokens
 
 KEPT_FILTERS = "filters"  # a folder beside the data sets
@@ -211,9 +211,9 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
     import ttapca
     from ttapca import networks
     from ttapca.benchmark.filters import FIT_BATCH, kept_filter, recommended_layer, usual_fit
-    from ttapca.benchmark.network_source import fingerprint, option_words
     from ttapca.datasets import TensorBatches
     from ttapca.networks.checkpoints import describe_weights
+    from ttapca.networks.source import fingerprint, option_words
 
     if source.file not in networks.packaged():
         command = shlex.join(["ttapca", "fit", source.name, *option_words(source.words())])

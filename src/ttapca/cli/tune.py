@@ -23,7 +23,7 @@ from ttapca.errors import OptionError
 from ttapca.support.progress import counted
 
 if TYPE_CHECKING:
-    from ttapca.benchmark.search import Choices, PrunerName, Range, SamplerName
+    from ttapca.benchmark.search import Choices, Range, SamplerName
     from ttapca.benchmark.session import Benchmark
     from ttapca.benchmark.tuning import Trial, Tuned, Tuning
     from ttapca.datasets import Split
@@ -46,9 +46,6 @@ class SearchOptions:
     trials: Annotated[
         int | None, Option(min=1, help="How many random and tpe try (default: 30).")
     ] = None
-    prune: Annotated[
-        str | None, Option(metavar="RULE", help="Leave bad trials early: median or halving.")
-    ] = None
     clean_weight: Annotated[
         float, Option(min=0.0, help="Weight of points lost on clean images in the score.")
     ] = 0.0
@@ -61,13 +58,13 @@ class SearchOptions:
         from ttapca.benchmark.search import Search, SearchSpace
         from ttapca.benchmark.tuning import CONDITIONS, Tuning, read_conditions
 
-        sampler, prune = cast("SamplerName", self.sampler), cast("PrunerName", self.prune)
+        sampler = cast("SamplerName", self.sampler)
         words = arguments.separated(self.conditions)
         texts = arguments.method_options(self.option, f"{OPTION}, such as lr=1e-4..1e-1:log")
         return Tuning(
             benchmark,
             SearchSpace(method, {name: _values(name, text) for name, text in texts.items()}),
-            Search(sampler, self.trials, prune, seed),
+            Search(sampler, self.trials, seed),
             CONDITIONS if words is None else read_conditions(words),
             self.clean_weight,
         )
@@ -196,10 +193,9 @@ def _print(tuned: Tuned, tuning: Tuning, to: Path) -> None:
     if more > 0:
         typer.echo(f"{more:,} more trials: --json has all of them")
     plan = tuning.benchmark.plan
-    count = sum(row.outcome.status != "pruned" for row in tuned.rows)
     kind = "training" if tuning.benchmark.split == "train" else "test"
     typer.echo(
-        f"{to}: {count:,} measurements of {len(tuned.trials):,} trials and the source; "
+        f"{to}: {len(tuned.rows):,} measurements of {len(tuned.trials):,} trials and the source; "
         f"{len(tuned.conditions)} conditions x {tuned.images:,} {kind} images of "
         f"{Path(plan.data).name}, {', '.join(plan.settings)}, batches of "
         f"{', '.join(map(str, plan.batch_sizes))}, seed {tuned.seed}"
@@ -222,7 +218,7 @@ def _print(tuned: Tuned, tuning: Tuning, to: Path) -> None:
 
 def _table(tuned: Tuned, *, weighted: bool) -> Table:
     names = list(tuned.trials[0].options)
-    notes = any(trial.status != "done" for trial in tuned.trials)
+    notes = any(trial.status == "failed" for trial in tuned.trials)
     table = Table(title="Error [%] on held-out conditions", title_justify="left")
     for name in names:
         table.add_column(name, justify="right")
@@ -233,11 +229,7 @@ def _table(tuned: Tuned, *, weighted: bool) -> Table:
     for trial in tuned.trials[:SHOWN]:
         values = (trial.options[name] for name in names)
         words = (f"{value:g}" if isinstance(value, float) else str(value) for value in values)
-        note = ""
-        if trial.status == "pruned":
-            note = f"left after {len(trial.errors)} of {len(tuned.conditions)}: {trial.mean:.2f}"
-        elif trial.status == "failed":
-            note = "failed"
+        note = "failed" if trial.status == "failed" else ""
         # The mean of a trial that was not done is over other conditions, not to be compared.
         numbers = [""] * 4 if note else _numbers(trial)
         row = [*words, *numbers[: 3 + weighted], *([note] if notes else [])]

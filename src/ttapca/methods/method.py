@@ -8,8 +8,8 @@ A method is a frozen dataclass, registered where it is defined:
         'Scale and shift of the normalisation layers, learned by entropy.'
 
 Its docstring begins with its summary and has the formula and the address of its paper, its fields
-are its options, and the type of a field says which values are allowed. Checks, `ttapca methods`,
-the tables of the docs and the glossary of a report are made from that.
+are its options, and the type of a field says which values are allowed. Checks, `ttapca methods`
+and the tables of the docs are made from that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""A network by name, and the fingerprint that tells it from others of that name.
-
-It needs nothing of a benchmark, so that a service of a network is started without the packages for
-corrupted images.
-"""
+"""A network by name, and the fingerprint that tells it from others of that name."""
 
 from __future__ import annotations
 
@@ -40,10 +36,8 @@ class NetworkSource:
             `package.module:factory`.
         weights: A file of weights for the network of a factory.
         architecture: Of a file of weights; found out from it by default.
-        normalisation: Of images in [0, 1]: a name, or a mean and a deviation. For a file that does
-            not say it, or a factory whose network takes normalised images.
-        eps: The constant that the norms of a file's network add to variances; by default the
-            architecture's.
+        normalisation: Of images in [0, 1], if the file or factory does not say it.
+        eps: Added to variances by the norms of a file's network; the architecture's by default.
         any_size: Whether it is to take images of another size than it is known for.
 
     Example:
@@ -64,19 +58,10 @@ class NetworkSource:
         Args:
             assumed: The normalisation if neither the user nor the file says one.
             doubt: Whether to warn if the weights may be untrained.
-
-        Raises:
-            OptionError: There is no such network, or an option has no meaning for it.
-            CheckpointError: The file is damaged, unsafe, or does not fit.
         """
         made = is_factory(self.name)
-        self.refuse(*(("architecture", "eps") if made else ("weights",)))
+        self.refuse(*(("architecture", "eps", "any_size") if made else ("weights",)))
         if made:
-            if self.any_size:
-                raise OptionError(
-                    f"`any_size=` has no meaning for `{self.name}`: your own network is given "
-                    "images of any size."
-                )
             network = call_factory(self.name)
             network = networks.load_weights(network, self.weights) if self.weights else network
             if self.normalisation is not None:
@@ -95,8 +80,8 @@ class NetworkSource:
     def refuse(self, *names: str) -> None:
         """Raise `OptionError` if one of these attributes is given: it would have no effect."""
         for name in names:
-            if getattr(self, name) is not None:
-                raise OptionError(f"`{name}=` has no meaning for `{self.name}`.")
+            if getattr(self, name) not in (None, False):
+                raise OptionError(f"`{name}=` has no meaning for `{self.name}`. Leave it out.")
 
     @property
     def shipped_filter(self) -> Path | None:
@@ -150,12 +135,9 @@ def option_words(options: Mapping[str, object]) -> list[str]:
 
 
 def fingerprint(network: nn.Module) -> str:
-    """Return the first 16 digits of a SHA-256 over all parameters and buffers.
-
-    Buffers outside the state dict count too: one of them normalises the images. So do settings that
-    are in no tensor, such as the `eps` of norms.
-    """
+    """Return the first 16 digits of a SHA-256 over parameters, all buffers and `eps` of norms."""
     digest = hashlib.sha256()
+    # Buffers outside the state dict count too: one of them normalises the images.
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().flatten()
