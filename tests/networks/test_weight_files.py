@@ -183,7 +183,6 @@ LIES = {
     "a tensor larger than its storage": (b"K\x07\x85", HUGE + b"\x85"),
     "a stride that leads outside": (b"K\x01\x85", b"K\x09\x85"),
     "a repetition of one number": (b"K\x07\x85q\x08K\x01", HUGE + b"\x85q\x08K\x00"),
-    "a call that takes memory": (b"}q\x00", b"c__builtin__\nbytearray\n" + HUGE + b"\x85R"),
     "a storage that is made by a call": (
         b"}q\x00", b"ctorch.storage\nUntypedStorage\n" + HUGE + b"\x85R0}q\x00"
     ),

@@ -29,8 +29,8 @@ from ttapca.networks.weight_files import SAFETENSORS, WeightFile, read_weights
 FILTER_SUFFIX = "-filter"  # of the folder beside the weights of a packaged network
 COUNTER = "num_batches_tracked"  # of BatchNorm; older files lack it, and nothing depends on it
 NAMES_SHOWN = 4
-FIRST_WEIGHTS = ("conv1.weight", "features.0.0.weight", "_conv_stem.weight")
-LAST_WEIGHTS = ("fc.weight", "classifier.1.weight", "_fc.weight")
+FIRST_WEIGHTS = ("conv1.weight", "features.0.0.weight")
+LAST_WEIGHTS = ("fc.weight", "classifier.1.weight")
 
 Tensors = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
