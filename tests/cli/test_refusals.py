@@ -92,7 +92,7 @@ CALLS = {
         ("resnet20 --input 3y32", 2, "a shape such as 3x32x32; found `3y32`"),
         ("nothing_here:make", 2, "no module `nothing_here`"),
         ("own:conv --input 32x32", 2, "Name it with --input CxHxW"),
-        ("own:needy", 2, r"`own:needy` takes \(width\): missing"),
+        ("own:needy", 1, "has failed: TypeError: needy.* It is called without arguments"),
         ("own:raising", 1, "has failed: KeyError: 'gone' .*line "),
     ],
     "train digits": [

@@ -219,9 +219,6 @@ def build(
         eps: Number that norms add to a variance; by default the architecture's own, mostly 1e-5.
         generator: Draws the weights; by default one with a fixed seed.
 
-    Raises:
-        OptionError: There is no such architecture, or an option is impossible.
-
     Example:
         >>> network = build("wrn-16-2", classes=100, normalisation="cifar100")
         >>> network(torch.rand(2, 3, 32, 32)).shape
