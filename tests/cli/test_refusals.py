@@ -175,7 +175,7 @@ CALLS = {
         ("part-*.npy --limit 10", 2, "--limit is for data that are read as a whole"),
         ("part-*.npy --in .", 2, "--in is for data that are read as a whole"),
         ("part-*.npy --size 8", 2, "--size N is for pictures in folders and tar files"),
-        ("part-{0..5}.npy", 2, "Shards must exist; there is no part-3.npy"),
+        ("'part-9*.npy'", 2, r"Shards must exist; there is no part-9\*.npy"),
         ("digits --jobs 2", 2, "--jobs and --engine read shards, such as --data"),
         ("digits --jobs 2 --engine joblib:2", 2, "--jobs N, for processes of this machine, or"),
         ("part-*.npy --jobs 2 --route gram", 2, "Leave out --jobs and --engine, fit at a layer"),

@@ -134,7 +134,10 @@ def test_the_documentation():
         "CIFAR10_500",
         "DATA_SETS",
         "DIGITS",
+        "DataSet",
         "FROST",
+        "Fetched",
+        "Holding",
         "Order",
         "Split",
     }

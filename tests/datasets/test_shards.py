@@ -183,8 +183,7 @@ def test_patterns(tmp_path: Path) -> None:
         return [len(part) for part in open_shards([tmp_path / name for name in names]).parts]
 
     assert counts("part-*.npy") == [8, 9, 10, 11]
-    assert counts("part-{009..011}.npy") == [9, 10, 11]
-    assert counts("part-0{08..09}.npy", "part-01?.npy") == [8, 9, 10, 11]
+    assert counts("part-00*.npy", "part-01?.npy") == [8, 9, 10, 11]
     assert counts("part-011.npy", "part-008.npy") == [11, 8]  # as they were named
     assert counts("[odd].npy") == [8]  # a file of this name comes before a pattern
     assert print_of(open_shards(tmp_path / "part-010.npy")) == (
@@ -200,7 +199,6 @@ def print_of(shards: Shards) -> str:
     ("words", "sharded"),
     [
         ("train/*.tar", True),
-        ("a/{00..12}.npz", True),
         ("one.tar", True),
         ("cifar10", False),
         ("mine.npz", False),
@@ -216,8 +214,6 @@ def test_words_that_name_shards(words: str, sharded: bool) -> None:
     [
         ([], DataNotFoundError, "the list is empty"),
         ("none-*.npy", DataNotFoundError, r"there is no .*none-\*\.npy"),
-        ("part-{00..03}.npy", DataNotFoundError, r"there is no .*part-00\.npy"),
-        ("part-{3..1}.npy", OptionError, r"goes up.*found \{3\.\.1\}"),
         ("notes.txt", DataFormatError, r"\.npy, \.npz, \.tar; not .*notes\.txt"),
         ("empty", DataFormatError, "empty holds none"),
     ],
@@ -281,7 +277,7 @@ def test_damaged_files_are_named(name: str, content: bytes, match: str, tmp_path
             [("a.png", PNG), ("a.cls", b"cat")],
             r"`a\.cls` holds the number of a class; found b'cat'",
         ),
-        ([("a.png", PNG), ("a.cls", b"1" * 30)], "holds the number of a class"),
+        ([("a.png", PNG), ("a.cls", b"1" * 30)], "cannot be read"),
         ([("a.png", PNG), ("a.cls", b"1"), ("b.png", PNG)], "Either all samples have a class"),
         ([("a.png", b"no picture")], r"no readable image `a\.png`: it is none of PNG"),
         ([("a.png", PNG[:60])], r"no readable image `a\.png`"),

