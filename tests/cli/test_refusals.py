@@ -120,7 +120,7 @@ CALLS = {
         ("--plan none.toml", 2, "Cannot read the plan none.toml"),
         ("--option tent", 2, "--option takes METHOD.NAME=VALUE"),
         ("--methods bn --option tent.lr=1", 2, "would have no effect: the methods .* are bn."),
-        ("--methods source --corrupted none", 2, "none holds no corruption"),
+        ("--methods source --corrupted none", 2, "in none. There are: none"),
         ("--methods ttt", 1, "rotation"),
         ("--corruptions fogg", 2, "Did you mean `fog`"),
         ("--route quick", 2,

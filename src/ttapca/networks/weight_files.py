@@ -174,7 +174,7 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
                 f"Weights are dense tensors of common types; `{name[:200]}` in {path} has type "
                 f"{tensor.dtype} and layout {tensor.layout}. Save `model.state_dict()` in float32."
             )
-        # The pickle of a checkpoint states sizes that torch does not compare with the file.
+        # Compressed records and repeated numbers may take far more memory than the file.
         if tensor.untyped_storage().nbytes() > size or tensor.numel() > SHARING * size:
             raise CheckpointError(
                 f"{path} is not a whole checkpoint: `{name[:200]}` would be larger than the file. "
