@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from ttapca.datasets import DataSet, Images, write_cifar_binary
-from ttapca.datasets.catalog import Archive, Layout
 from ttapca.datasets.cifar import CIFAR10_BINARY, CIFAR10_CLASSES
+from ttapca.datasets.sources import Archive, Layout
 
 
 @pytest.fixture
@@ -55,7 +55,6 @@ class FileServer:
     cut_after: int | None = None  # bytes that each answer sends before the connection breaks
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    stated: bool = True  # whether an answer says how long it is
     requests: list[str | None] = field(default_factory=list)
     port: int = 0
 
@@ -78,8 +77,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        if self.state.stated:
-            self.send_header("Content-Length", str(len(content) - start))
+        self.send_header("Content-Length", str(len(content) - start))
         for name, value in self.state.headers.items():
             self.send_header(name, value)
         self.end_headers()
@@ -138,6 +136,5 @@ def tiny_set(tmp_path, make_images, server, pack, digest) -> DataSet:
         name="tiny",
         page="http://127.0.0.1/",
         layouts=(Layout(CIFAR10_BINARY.folder, sums, CIFAR10_BINARY),),
-        archives=(Archive("local", url, len(content), digest(content), 1_000_000),),
-        counts={"train": 10, "test": 10},
+        archives=(Archive(url, len(content), digest(content), 1_000_000),),
     )

@@ -61,13 +61,6 @@ def test_the_record_is_the_published_one(make_images, tmp_path):
     assert record[1 + 2048] == images.images[1, 0, 0, 2]  # first of the blue plane
     names = tmp_path / "batches.meta.txt"
     assert names.stat().st_size == 61  # as the official one
-    names.write_text("\n".join("ABCDEFGHIJ"))
-    assert read_cifar_binary(tmp_path).class_names == tuple("ABCDEFGHIJ")
-    names.unlink()
-    assert read_cifar_binary(tmp_path).class_names == CIFAR10_BINARY.class_names
-    names.write_bytes(b"x " * 600_000)
-    with pytest.raises(DataFormatError, match=r"meta\.txt must have at most 1,000,000 bytes"):
-        read_cifar_binary(tmp_path)
     with pytest.raises(ShapeError, match=r"32x32x3; found Images\(2 of 8x8x3"):
         write_cifar_binary(tmp_path, CIFAR10_BINARY, {"test": make_images(2, (8, 8, 3))})
 
@@ -164,7 +157,7 @@ def test_missing_files_and_splits_are_named(make_images, tmp_path):
         read_cifar_python(tmp_path)
     write_cifar_binary(tmp_path, CIFAR10_BINARY, {"train": make_images(10)})
     (tmp_path / "data_batch_3.bin").unlink()
-    with pytest.raises(DataNotFoundError, match=r"missing in .*: data_batch_3.bin"):
+    with pytest.raises(DataNotFoundError, match=r"data_batch_3.bin does not exist"):
         read_cifar_binary(tmp_path, "train")
     for read in (read_cifar_binary, read_cifar_python, load):
         with pytest.raises(OptionError, match=r"one of train, test; found 'tset'. Did you mean `t"):
@@ -219,7 +212,7 @@ def test_what_is_not_there_is_named(corrupted):
         read_cifar_c(corrupted, "gausian_noise", 1)
     with pytest.raises(DataNotFoundError, match=r"No corruption `\.\./secret`"):
         read_cifar_c(corrupted, "../secret", 1)
-    with pytest.raises(DataNotFoundError, match="holds no corruption"):
+    with pytest.raises(DataNotFoundError, match="There are: none"):
         read_cifar_c(corrupted / "nowhere", "fog", 1)
     (corrupted / "labels.npy").unlink()
     with pytest.raises(DataNotFoundError, match=r"labels.npy does not exist"):

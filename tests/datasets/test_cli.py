@@ -15,7 +15,7 @@ import pytest
 from ttapca.cli.app import run
 from ttapca.cli.arguments import cache_root
 from ttapca.datasets import load
-from ttapca.datasets.catalog import DATA_SETS
+from ttapca.datasets.sources import DATA_SETS
 
 FOLDER = "cifar-10-batches-bin"
 
@@ -36,8 +36,8 @@ def test_get_then_list(known, home, capsys):
     assert run(["data", "get", "tiny"]) == 0
     text = capsys.readouterr()
     assert text.out.split("  ")[:2] == ["tiny", str(home / FOLDER)]
-    assert "verified  (source: local, http://127.0.0.1" in text.out
-    assert "tiny: local, http://127.0.0.1" in text.err
+    assert "verified  (source: http://127.0.0.1" in text.out
+    assert "tiny: http://127.0.0.1" in text.err
     assert len(load("tiny", root=home)) == 10
     assert run(["data", "get", "tiny"]) == 0
     assert "(source: already there)" in capsys.readouterr().out
@@ -83,9 +83,9 @@ INTERRUPTED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever a parent ignores
 from ttapca.cli import main
-from ttapca.datasets.catalog import CIFAR10, DATA_SETS, Archive
+from ttapca.datasets.sources import CIFAR10, DATA_SETS, Archive
 import dataclasses
-archive = Archive("slow", sys.argv.pop(1), 10, "sha256:0", 10)
+archive = Archive(sys.argv.pop(1), 10, "sha256:0", 10)
 DATA_SETS["cifar10"] = dataclasses.replace(CIFAR10, archives=(archive,), npm=None)
 main()
 """

@@ -53,9 +53,9 @@ def test_a_subset_is_a_copy_in_the_order_asked_for(indices):
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda images: images.subset([10]), "No such image among 10"),
-        (lambda images: images.subset([True]), "No such image"),
-        (lambda images: images.subset([0.5]), "list of numbers"),
+        (lambda images: images.subset([10]), "among 10: index 10"),
+        (lambda images: images.subset([True]), "among 10: boolean"),
+        (lambda images: images.subset([0.5]), "a row of numbers or a mask"),
         (lambda images: images[3], r"slices such as images\[100:200\]; found int"),
         (lambda images: images.batches(0), "`size` must be a whole number from 1 on; found 0"),
         (lambda images: TensorBatches(images, -1), "`size` must be a whole .* found -1"),

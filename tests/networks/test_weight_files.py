@@ -183,18 +183,7 @@ LIES = {
     "a tensor larger than its storage": (b"K\x07\x85", HUGE + b"\x85"),
     "a stride that leads outside": (b"K\x01\x85", b"K\x09\x85"),
     "a repetition of one number": (b"K\x07\x85q\x08K\x01", HUGE + b"\x85q\x08K\x00"),
-    "a call that takes memory": (b"}q\x00", b"c__builtin__\nbytearray\n" + HUGE + b"\x85R"),
-    "a storage that is made by a call": (
-        b"}q\x00", b"ctorch.storage\nUntypedStorage\n" + HUGE + b"\x85R0}q\x00"
-    ),
-    "a memo that nobody filled": (b"}q\x00", b"}q\x00h\x63"),
-    "a stack that is empty": (b"}q\x00", b"s"),
-    "attributes of a type": (b"}q\x00", b"ctorch\nSize\n}b0}q\x00"),
-    "an instruction of another kind": (b"}q\x00", b"\x8f0}q\x00"),  # EMPTY_SET
-    "a tuple of 2^60 leaves as a name": (
-        b"}q\x00", b"}q\x00N" + b"q\x63h\x63h\x63\x86" * 60 + b"Ns"
-    ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("lie", LIES)

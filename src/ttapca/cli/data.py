@@ -22,7 +22,6 @@ from ttapca.datasets import (
     has_frost,
     inventory,
 )
-from ttapca.datasets.layouts import shipped_size
 from ttapca.datasets.sources import FROST_PACKAGE
 
 STATE_COLOURS = {"verified": "green", "partial": "yellow", "generated": "cyan", "damaged": "red"}
@@ -85,7 +84,7 @@ def list_(folder: arguments.DataFolder = None, as_json: arguments.AsJson = False
             tell(name, "-", f"{MISSING} {name}")
     tell(FROST, "-", "verified" if has_frost(root) else f"{MISSING} {FROST}")
     typer.echo("Part of the package")
-    tell(CIFAR10_500, _megabytes(shipped_size()), "500 test images of cifar10")
+    tell(CIFAR10_500, "-", "500 test images of cifar10")
     tell(DIGITS, "-", "1,797 handwritten digits of scikit-learn")
 
 

@@ -1,23 +1,13 @@
 """Labelled images: fetch them, verify them, read them from any layout.
 
-    from pathlib import Path
-    from ttapca.datasets import TensorBatches, load
-
-    test = load("cifar10", root=Path("~/.cache/ttapca").expanduser())   # an `Images`
-    for pixels, labels in TensorBatches(test, 200):                     # tensors in [0, 1]
-        ...
-
 `load` takes a name or a path and finds out the layout; each `read_...` function knows one layout.
-`open_shards` finds images in many files, which are read one after the other or by many processes.
-`choose` says which images to use, and in which order. `fetch` gets a data set into a folder, from
-the first source that delivers it, and `inventory` says what is in the folder. Nothing here prints
-or reads the environment: progress goes to a `Reporter`, and the folder is an argument.
+`open_shards` finds images in many files, `choose` says which images to use, `fetch` gets a data set
+into a folder, and `inventory` lists the folder. Nothing here prints or reads the environment.
 
 Every reader raises `DataNotFoundError` for something that is missing, `DataFormatError` or
 `ShapeError` for a damaged file, which it names, and `OptionError` for an argument that cannot be.
 """
 
-from ttapca.datasets.catalog import DATA_SETS, DataSet, find_data_set
 from ttapca.datasets.cifar import (
     corruptions_in,
     read_cifar_binary,
@@ -38,8 +28,7 @@ from ttapca.datasets.layouts import (
 from ttapca.datasets.pictures import read_image_folder
 from ttapca.datasets.reading import Split
 from ttapca.datasets.shards import Shard, Shards, is_sharded, open_shards
-from ttapca.datasets.sources import FROST, fetch_frost, has_frost
-from ttapca.support.progress import Reporter, Silent
+from ttapca.datasets.sources import DATA_SETS, FROST, DataSet, fetch_frost, find_data_set, has_frost
 
 __all__ = [
     "CIFAR10_500",
@@ -52,10 +41,8 @@ __all__ = [
     "Holding",
     "Images",
     "Order",
-    "Reporter",
     "Shard",
     "Shards",
-    "Silent",
     "Split",
     "TensorBatches",
     "choose",

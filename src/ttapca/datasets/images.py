@@ -22,19 +22,15 @@ HASHED_AT_ONCE = 1000  # images, so that a strided view is copied in small parts
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Images:
-    """Labelled images of one size, in memory or memory-mapped.
+    """Labelled images of one size, in memory or memory-mapped; slices and batches are views.
 
-    Slices and batches are views: they copy no pixels. A reader may give arrays that are read-only
-    and strided; `numpy.ascontiguousarray` makes a plain copy.
+    A reader may give arrays that are read-only and strided; `numpy.ascontiguousarray` makes a plain
+    copy.
 
     Attributes:
         images: Pixels, uint8, `(n, height, width, channels)`.
         labels: Class numbers, int64, `(n,)`.
         class_names: The name of each class; a label is an index into it.
-
-    Raises:
-        ShapeError: An array has another shape or length.
-        DataFormatError: An array has another type, or a label has no class.
 
     Example:
         >>> images = Images(np.zeros((3, 8, 8, 1), np.uint8), np.arange(3), ("a", "b", "c"))
@@ -104,31 +100,17 @@ class Images:
         return (self[start : start + size] for start in range(0, len(self), size))
 
     def subset(self, indices: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]) -> Images:
-        """Copy chosen images; a slice does not copy.
-
-        Args:
-            indices: The rows to take, in any order and with repeats, or a mask with one truth value
-                for each image.
-        """
-        chosen = np.asarray(indices)
-        if chosen.size == 0:
-            chosen = chosen.astype(np.int64)
-        if chosen.ndim != 1 or chosen.dtype.kind not in "iub":
-            raise OptionError(
-                "Images are chosen by a list of numbers or a mask; "
-                f"found an array of {chosen.dtype} with shape {chosen.shape}."
-            )
+        """Copy chosen images: rows in any order and with repeats, or a mask."""
+        chosen = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
         try:
             return Images(self.images[chosen], self.labels[chosen], self.class_names)
-        except IndexError as error:
-            raise OptionError(f"No such image among {len(self)}: {error}.") from error
+        except (IndexError, ShapeError) as error:
+            raise OptionError(
+                f"Images are chosen by a row of numbers or a mask, among {len(self)}: {error}."
+            ) from error
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of pixels and labels; it does not depend on the file or the strides.
-
-        It covers the pixels in `(n, height, width, channels)` order, then the labels as
-        little-endian 64-bit integers.
-        """
+        """Return the SHA-256 of pixels and labels, whatever the file and the strides."""
         digest = hashlib.sha256()
         for batch in self.batches(HASHED_AT_ONCE):
             digest.update(np.ascontiguousarray(batch.images).data)
@@ -145,11 +127,7 @@ class Images:
 def to_tensor(images: NDArray[np.uint8]) -> Tensor:
     """Copy pixels into a float32 tensor in [0, 1], as torchvision's `ToTensor` does.
 
-    Args:
-        images: Pixels, uint8, `(batch, height, width, channels)`.
-
-    Returns:
-        A tensor `(batch, channels, height, width)`.
+    uint8 `(batch, height, width, channels)` becomes `(batch, channels, height, width)`.
 
     Example:
         >>> to_tensor(np.full((1, 2, 2, 3), 255, np.uint8)).shape
@@ -174,7 +152,7 @@ class TensorBatches:
     Args:
         data: The images; only one batch at a time is copied.
         size: Images per batch; the last batch may have fewer.
-        order: Rows of the images to yield, in that order; by default all of them, as stored.
+        order: Rows of the images to yield; by default all of them, as stored.
 
     Example:
         >>> data = Images(np.zeros((5, 2, 2, 3), np.uint8), np.zeros(5, np.int64), ("a",))
@@ -242,13 +220,12 @@ class Choice:
     @property
     def selection(self) -> str:
         """Which images these are, in words."""
-        count = f"{len(self.rows):,}"
         if len(self.rows) == self.total:
-            return f"all {count} images"
+            return f"all {self.total:,} images"
+        words = f"{len(self.rows):,} of {self.total:,} images"
         if self.per_class:
-            return f"{count} of {self.total:,} images, {self.per_class}"
-        end = "first" if 0 in self.rows else "last"
-        return f"the {end} {count} of {self.total:,} images"
+            return f"{words}, {self.per_class}"
+        return f"the {'first' if 0 in self.rows else 'last'} {words}"
 
     def __str__(self) -> str:
         """Return selection and order in one line."""
@@ -269,20 +246,18 @@ def choose(
 ) -> Choice:
     """Choose which images to use, and in which order.
 
-    A folder of pictures is read class by class. A method that learns from its batches would see
-    one class at a time, which is a different problem. So images that are stored class by class are
-    drawn at random, equally many of each class, and shuffled; so are images of a single class.
-    Images whose classes are mixed already, such as CIFAR's, keep their order, and a limit takes the
-    first ones: that reproduces published numbers.
+    Images that are stored class by class are drawn at random, equally many of each class, and
+    shuffled: a method that learns from its batches would see one class at a time. Images whose
+    classes are mixed already, such as CIFAR's, keep their order, and a limit takes the first ones,
+    which reproduces published numbers.
 
     Args:
         labels: The labels of all images, shape (n,).
         limit: How many to choose at most; all by default.
-        order: `auto` as described above; `shuffled` always draws and shuffles; `sorted` goes class
-            by class; `stored` takes the same images as `auto` in their stored order.
+        order: `auto` as above; `shuffled` always draws and shuffles; `sorted` goes class by class;
+            `stored` takes the images of `auto` in their stored order.
         seed: The seed for drawing and shuffling.
-        last: Whether to choose from the end: a limit takes the last images instead of the first
-            ones, and others are drawn.
+        last: Whether to choose from the end, and to draw others.
 
     Example:
         >>> by_class = np.repeat(np.arange(10), 500)

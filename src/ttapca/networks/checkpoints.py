@@ -29,8 +29,8 @@ from ttapca.networks.weight_files import SAFETENSORS, WeightFile, read_weights
 FILTER_SUFFIX = "-filter"  # of the folder beside the weights of a packaged network
 COUNTER = "num_batches_tracked"  # of BatchNorm; older files lack it, and nothing depends on it
 NAMES_SHOWN = 4
-FIRST_WEIGHTS = ("conv1.weight", "features.0.0.weight", "_conv_stem.weight")
-LAST_WEIGHTS = ("fc.weight", "classifier.1.weight", "_fc.weight")
+FIRST_WEIGHTS = ("conv1.weight", "features.0.0.weight")
+LAST_WEIGHTS = ("fc.weight", "classifier.1.weight")
 
 Tensors = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -60,10 +60,6 @@ def load(
         eps: Number that norms add to a variance, by default mostly 1e-5; weights that come from
             TensorFlow or Keras often need 1e-3.
 
-    Raises:
-        OptionError: There is no such name or file, or an option is missing or impossible.
-        CheckpointError: The file is damaged, unsafe, or does not fit the architecture.
-
     Example:
         >>> import tempfile, torch
         >>> path = Path(tempfile.mkdtemp()) / "mine.pth"
@@ -85,10 +81,6 @@ def load_rotation(
     source: str | Path, *, normalisation: str | Normalisation | None = None
 ) -> RotationNetwork:
     """Load a network together with the rotation head that it was trained with, as `load` does.
-
-    Raises:
-        OptionError: As for `load`.
-        CheckpointError: As for `load`, or the file has no rotation head.
 
     Example:
         >>> load_rotation("nothing")
@@ -120,9 +112,6 @@ def load_rotation(
 
 def load_weights(network: nn.Module, path: Path | str) -> nn.Module:
     """Load the weights of a file into any module, and return it in evaluation mode.
-
-    Raises:
-        CheckpointError: The file is damaged, unsafe, or does not fit the network.
 
     Example:
         >>> import tempfile, torch

@@ -93,12 +93,6 @@ def evaluate(
             is its sigmoid, and the entropy is the mean over labels.
         progress: Wraps the batches while they are read; silent by default.
 
-    Raises:
-        OptionError: The number of logits is not the number of classes.
-        LayerOutputError: The logits do not have the shape that `outputs` needs.
-        ShapeError: The network does not take images of this shape.
-        NotEnoughDataError: There are no images.
-
     Example:
         >>> from ttapca.datasets import read_digits
         >>> always_zero = torch.eye(10)[:1]
@@ -184,11 +178,8 @@ def expected_calibration_error(
 ) -> float:
     """Return the average distance between confidence and accuracy over bins (Guo, 2017).
 
-    Args:
-        confidence: Probability of each predicted class, shape (n,).
-        correct: Whether each prediction was right, shape (n,).
-        bins: Number of bins of equal width between 0 and 1. A bin includes its upper edge, and is
-            weighted by its number of predictions.
+    `confidence` and `correct` have shape (n,). Bins have equal width, include their upper edges,
+    and are weighted by their numbers of predictions.
 
     Example:
         >>> confidence = torch.tensor([0.75, 0.75])

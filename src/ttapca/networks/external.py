@@ -6,7 +6,6 @@ Preprocessing is as the network's own files state it. Weights are on this machin
 from __future__ import annotations
 
 import importlib
-import inspect
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -276,23 +275,13 @@ def call_factory(name: str) -> nn.Module:
             f"`{path}` has no function or class `{attribute}`.{did_you_mean(attribute, known)}"
         )
     try:
-        signature = inspect.signature(factory)
-        signature.bind()
-    except ValueError:  # functions written in C may have no signature
-        pass
-    except TypeError as error:
-        raise OptionError(
-            f"A factory is called without arguments; `{name}` takes {signature}: {error}. Write "
-            "one that gives them, such as: def network(): return Network(classes=10)"
-        ) from None
-    try:
         network = factory()
     except TtapcaError:
         raise
     except Exception as error:  # users' code may raise anything
         raise FactoryError(
-            f"The factory `{name}` has failed: {_reason(error)}. Mend it; it must work without "
-            "arguments."
+            f"The factory `{name}` has failed: {_reason(error)}. It is called without arguments; "
+            "write one that needs none, such as: def network(): return Network(classes=10)"
         ) from error
     if not isinstance(network, nn.Module):
         raise OptionError(

@@ -32,8 +32,7 @@ class LayerFacts:
         output_shape: Shape for one sample.
         outputs: How many values the output has (the paper's p).
         calls: How often the layer runs in one forward pass; a filter needs exactly one call.
-        folds: Whether the filter works in the layer's input, because that is smaller or is the
-            images themselves.
+        folds: Whether the filter works in the layer's input.
         components: How many components the cost is for: as asked, or as many as there can be.
         filter_bytes: Memory of the filter.
         multiply_adds: Of the filter, for one image.
@@ -55,21 +54,13 @@ class LayerFacts:
 
 @dataclass(frozen=True)
 class LayerTable:
-    """All layers of a network.
+    """All layers of a network."""
 
-    Attributes:
-        layers: In the order in which they finish.
-        multiply_adds: In convolutions and linear layers, for one image.
-        parameters: Number of parameters of the network.
-        recommended: Name of the layer to start with; None if no layer can carry a filter.
-        advice: A better place than that layer; empty if the layer is as good as any.
-    """
-
-    layers: tuple[LayerFacts, ...]
-    multiply_adds: int
+    layers: tuple[LayerFacts, ...]  # in the order in which they finish
+    multiply_adds: int  # in convolutions and linear layers, for one image
     parameters: int
-    recommended: str | None
-    advice: str = ""
+    recommended: str | None  # the layer to start with; None if none can carry a filter
+    advice: str = ""  # a better place than that layer, if there is one
 
 
 @dataclass
@@ -88,19 +79,14 @@ def describe_layers(
 ) -> LayerTable:
     """Run one image through a network and list its layers.
 
-    The recommended layer is the stem: the first affine one that takes the images, be it a
-    convolution or the patch embedding of a transformer. There a filter is small and fast, and sees
-    single pixels. Otherwise it is the first affine one whose input is smaller than its output, or
-    else the first layer called once.
+    The recommended layer is the stem: the first affine one that takes the images, where a filter is
+    small and fast, and sees single pixels. Otherwise it is the first affine one whose input is
+    smaller than its output, or else the first layer called once.
 
     Args:
         model: Any module; left as it was.
         input_shape: The shape of one image.
-        components: How many components the filter would have. By default as many as `ttapca fit`
-            takes: all cosines of images, and elsewhere 2,000 principal components.
-
-    Raises:
-        ShapeError: The network does not take such an image.
+        components: How many components the filter would have; by default as `ttapca fit` chooses.
 
     Example:
         >>> from ttapca.networks import build

@@ -48,12 +48,7 @@ INPUT_SHAPE = Such(
 class Normalisation:
     """The mean that is subtracted from pixels, and the deviation by which they are then divided.
 
-    Attributes:
-        mean: One number for each channel, or one for all, on pixels in [0, 1].
-        std: Likewise; above 0.
-
-    Raises:
-        OptionError: A number is not finite, or a `std` is not above 0.
+    Each has one number for each channel, or one for all, on pixels in [0, 1].
 
     Example:
         >>> Normalisation((0.5,), (0.5,)).for_channels(3)
@@ -173,9 +168,7 @@ class Normalise(nn.Module):
 class ImageNetwork(nn.Module):
     """A classifier of images in [0, 1].
 
-    Attributes:
-        classes: How many logits it returns for an image.
-        normalise: The first layer, made from a normalisation and the shape of one image.
+    It returns `classes` logits for an image; its first layer is `normalise`.
 
     Example:
         >>> ImageNetwork(10, "none", (3, 32, 32)).normalise
@@ -197,11 +190,7 @@ class ImageNetwork(nn.Module):
         return self.normalise.input_shape
 
     def take_any_size(self) -> None:
-        """Take images of any height and width from now on, instead of those of `input_shape`.
-
-        Raises:
-            OptionError: The network needs images of one size.
-        """
+        """Take images of any height and width from now on, instead of those of `input_shape`."""
         if self.normalise.any_size is None:
             raise OptionError(
                 f"{type(self).__name__} takes images of {_times(self.input_shape)} only: it does "

@@ -14,7 +14,6 @@ from itertools import pairwise
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
-from ttapca.errors import OptionError
 from ttapca.networks.network import Recipe, conv3x3
 
 GROUPS = 8
@@ -81,8 +80,7 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """Convolutions of 1x1, 3x3 and 1x1 at a quarter of the channels, with BatchNorm; a shortcut.
 
-    The stride is on the 3x3 convolution; with `early_stride` on the first 1x1, as in the first
-    ResNets (He and others, 2016). Weights do not tell which one they were trained with.
+    With `early_stride` the stride is on the first one (He and others, 2016), not on the second.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, early_stride: bool = False) -> None:
@@ -235,12 +233,7 @@ def _stem(convolution: nn.Conv2d) -> dict[str, nn.Module]:
 
 def _blocks(depth: int, others: int) -> tuple[int, int, int]:
     """Return the blocks of each of the three stages; `others` layers lie outside of them."""
-    blocks, rest = divmod(depth - others, 6)  # two layers in a block of each stage
-    if rest or blocks < 1:
-        raise OptionError(
-            f"The depth of this network must be 6 n + {others}, with n blocks in each of three "
-            f"stages; found {depth}."
-        )
+    blocks = (depth - others) // 6  # two layers in a block of each stage
     return blocks, blocks, blocks
 
 

@@ -87,15 +87,8 @@ def add_rotation_head(
 ) -> RotationNetwork:
     """Put an untrained rotation head on a network, which is not changed.
 
-    Args:
-        network: Any classifier of images.
-        split: Dotted path of the last shared layer; its output has shape (batch, channels, h, w).
-        generator: Draws the head's weights.
-        input_shape: The shape of one image, by which the channels of that output are found.
-
-    Raises:
-        LayerNotFoundError: The network has no such layer.
-        LayerOutputError: The layer's output has another shape.
+    `split` is the dotted path of the last shared layer; its output has shape (batch, channels, h,
+    w) for images of `input_shape`.
 
     Example:
         >>> from ttapca.networks import build
@@ -133,11 +126,7 @@ def published_name(name: str) -> str:
 def turn(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Turn each square image, (batch, channels, side, side), by random quarter turns.
 
-    Returns:
-        The turned images, and their numbers of quarter turns, shape (batch,).
-
-    Raises:
-        ShapeError: The images are not square.
+    Also return the numbers of quarter turns, shape (batch,).
 
     Example:
         >>> images = torch.arange(4).reshape(1, 1, 2, 2)

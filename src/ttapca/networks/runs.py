@@ -1,8 +1,7 @@
 """A training run in a folder that survives a crash.
 
-`state.safetensors` has everything that a resumed run needs; `weights.safetensors` what the run
-delivers, with a description (`load` reads it); `log.csv` a line for each epoch. Each is replaced in
-one step after every epoch, the state first: a run that was killed makes the others from it.
+`state.safetensors` has everything that a resumed run needs, and is replaced in one step after every
+epoch; then `weights.safetensors`, which `load` reads, and `log.csv` are made from it.
 """
 
 from __future__ import annotations
@@ -86,12 +85,6 @@ def train(
 
     Returns:
         The records of all epochs, including those before a crash.
-
-    Raises:
-        OptionError: The folder holds a run with other options, or the description is invalid.
-        TrainingError: The training diverged, or the saved state does not fit.
-        CheckpointError: The saved state is damaged.
-        StorageError: The folder cannot be written, or another process trains in it.
 
     Example:
         >>> import tempfile
