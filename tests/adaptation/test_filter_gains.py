@@ -26,7 +26,7 @@ from oracles import (
     small_convnet,
 )
 from ttapca.adaptation.surfaces import OutlierRepair
-from ttapca.adaptation.surfaces.input_check import MOST_IMAGES
+from ttapca.adaptation.surfaces.filter_gains import MOST_IMAGES
 from ttapca.errors import AttachError, InputRangeWarning, OptionError
 from ttapca.fitting.input_range import FEWEST
 from ttapca.methods import PulledWiener, Wiener
