@@ -15,7 +15,7 @@ import ttapca
 from oracles import assert_same_picture, images, picture_of, small_convnet
 from ttapca.adaptation.surfaces import BatchNormStatistics
 from ttapca.errors import ShapeError
-from ttapca.support.channel_moments import LARGE
+from ttapca.support.norm_layers import LARGE
 
 X = images(12, seed=8)
 

@@ -290,12 +290,10 @@ class Adapter(nn.Module):
         return logits
 
     def _run_plain(self, *inputs: Any, **options: Any) -> Tensor:
-        """Run the model as it is, and return its logits as they are."""
         logits: Tensor = self.predictor.outputs.plain(self._output(*inputs, **options))
         return logits
 
     def _output(self, *inputs: Any, **options: Any) -> Any:
-        """Return the output of the model; if it fails, explain the inputs."""
         try:
             return self.model(*inputs, **options)
         except Exception:

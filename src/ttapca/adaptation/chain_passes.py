@@ -154,7 +154,6 @@ class ChainPasses(Predictor):
         return ClassPlan.of_reading(self._known, reading, state.images, batch.memory, places, size)
 
     def _read(self, batch: StreamBatch, logits: Tensor) -> tuple[ClassPlan, Tensor]:
-        """Return the plan that follows from the logits of a batch, and its outputs."""
         places = batch.counted_images()
         self._of_places = logits.dim() > 2
         if self._of_places and not isinstance(places, int):
@@ -193,8 +192,9 @@ class ChainPasses(Predictor):
         and so do those of the first image of a stream if it comes alone.
         """
         places, size = batch.counted_images(), batch.size or 0
-        single = isinstance(places, int)  # every stream has one image
-        few = places == 1 if single else np.array([len(own) <= 1 for own in places])
+        few: Any = places == 1
+        if not isinstance(places, int):
+            few = np.array([len(own) <= 1 for own in places])
         moved = (reading.plain < 1 / 2) & ~((state.place == 0) & few)[:, None]
         change = in_batch(moved * 1.0, places, size) > 0
         if batch.rows is not None:
@@ -217,7 +217,6 @@ class ChainPasses(Predictor):
         }
 
     def _usable(self, logits: Any, batch: StreamBatch) -> bool:
-        """Return whether logits are finite and of the classes that are known."""
         classes = len(self.classes.shares)
         if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[1] != classes:
             if not self._required:
@@ -253,7 +252,6 @@ class RunCounts(ChainPasses):
         return True
 
     def _changes(self, batch: StreamBatch, plan: ClassPlan) -> list[float]:
-        """Return how much counts change with the plan, for each stream."""
         found = [0.0] * len(batch.states)
         if batch.plan is not None:
             here, there = (batch.summed(each.counts[:, -1:])[:, 0] for each in (batch.plan, plan))

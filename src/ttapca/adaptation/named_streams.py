@@ -237,7 +237,6 @@ def _to_bytes(contents: Mapping[str, Any], kind: str) -> bytes:
 
 
 def _counts(facts: Mapping[str, Any], path: str) -> dict[str, int]:
-    """Return the counts of a stream, given those of a service."""
     found = {each: facts.get(name, 0) for each, name in COUNTS.items()}
     for each, count in found.items():
         if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 2**53:

@@ -155,7 +155,6 @@ class ShiftWatch:
         return after.shifted != before.shifted
 
     def _sums(self, batch: StreamBatch, own: list[int], before: AlarmState) -> list[Tensor]:
-        """Return sums of the band energies of a block, for each filter."""
         sums = []
         for gain in self._gains:
             newer = batch.newer[gain.number]

@@ -12,10 +12,13 @@ from ttapca._checks import Maybe, Number, check_option
 from ttapca.adaptation.surfaces.base import Surface, refuse_replaced
 from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.stream import ScaleGivenBack, Stream
-from ttapca.support.channel_moments import LARGE, can_be_quick, channel_moments, mixed_moments
 from ttapca.support.norm_layers import (
+    LARGE,
     BatchNormKind,
     Forward,
+    can_be_quick,
+    channel_moments,
+    mixed_moments,
     running_statistics,
     with_running_statistics,
 )

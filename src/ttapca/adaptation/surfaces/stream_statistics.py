@@ -30,16 +30,19 @@ from ttapca.spectral.source_classes import ClassPlan, LayerClasses, SourceClasse
 from ttapca.spectral.stream import ScaleGivenBack, Stream
 from ttapca.spectral.stream_batch import StreamBatch, sums_by_group
 from ttapca.spectral.stream_state import TINY, LayerMoments, StreamState
-from ttapca.support.channel_moments import Moments, channel_moments, moments_of_each, some_places
 from ttapca.support.modules import LayerPaths, device_and_dtype
 from ttapca.support.norm_layers import (
     BatchNormKind,
     Forward,
+    Moments,
     NormKind,
     SampleNormKind,
     call_every_layer,
+    channel_moments,
     channels_of,
     is_sample_norm,
+    moments_of_each,
+    some_places,
     with_running_statistics,
 )
 from ttapca.support.tensors import as_on
