@@ -93,7 +93,6 @@ def can_lock(folder: Path) -> bool:
 def test_two_processes_do_not_fill_one_place(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
-        assert process.stdout is not None
         assert process.stdout.readline().strip() == "started"
         with pytest.raises(StorageError, match="another one is at work"), locked(tmp_path):
             pass
