@@ -1,10 +1,6 @@
 """Rules for the values of options and the contents of files.
 
-Rules nest as the values do:
-
-    Record({"layer": Text(), "shape": ListOf(Whole(1, 4096), 1, 8)}, {"note": Text()})
-
-The message of an error names the option or field, the rule, and the value that was found.
+Rules nest as the values do: `Record({"shape": ListOf(Whole(1), 1, 8)}, {"note": Text()})`.
 """
 
 from __future__ import annotations
@@ -26,14 +22,11 @@ ErrorType = Callable[[str], TtapcaError]
 
 
 class Broken(Exception):  # noqa: N818 - a signal inside this module
-    """A value breaks a rule, which follows "must be" in the message.
-
-    The path of the field is such as `source.shape[2]`, and empty for the whole content.
-    """
+    """A value at a path, such as `source.shape[2]`, breaks a rule, which follows "must be"."""
 
     def __init__(self, at: str, rule: str, found: str, hint: str = "") -> None:
-        field_or_all = f"`{at}`" if at else "the content"
-        super().__init__(f"{field_or_all} must be {rule}; found {found}.{hint}")
+        what = f"`{at}`" if at else "the content"
+        super().__init__(f"{what} must be {rule}; found {found}.{hint}")
         self.rule = rule
 
 
@@ -44,15 +37,7 @@ class Rule(Protocol):
 
 
 def conform(value: object, rule: Rule, where: str, error: ErrorType, at: str = "") -> None:
-    """Raise the reader's error unless a value from a file, or its field `at`, follows a rule.
-
-    Example:
-        >>> from ttapca.errors import DataFormatError
-        >>> rule = Record({"sides": ListOf(Whole(1))})
-        >>> conform({"sides": [3, 0]}, rule, "a.json", DataFormatError)
-        Traceback (most recent call last):
-        ttapca.errors.DataFormatError: a.json: `sides[1]` must be a whole number from 1 on; found 0.
-    """
+    """Raise the reader's error unless a value from a file, or its field `at`, follows a rule."""
     try:
         rule._check(value, at)
     except Broken as broken:
@@ -60,13 +45,7 @@ def conform(value: object, rule: Rule, where: str, error: ErrorType, at: str = "
 
 
 def check_option(name: str, value: object, rule: Rule) -> None:
-    """Raise `OptionError` unless an option follows a rule.
-
-    Example:
-        >>> check_option("steps", 0, Whole(1))
-        Traceback (most recent call last):
-        ttapca.errors.OptionError: `steps` must be a whole number from 1 on; found 0.
-    """
+    """Raise `OptionError` unless an option follows a rule."""
     try:
         rule._check(value, name)
     except Broken as broken:
@@ -74,12 +53,7 @@ def check_option(name: str, value: object, rule: Rule) -> None:
 
 
 def shown(value: object) -> str:
-    """Return any value for a message, shortened.
-
-    Example:
-        >>> shown([[[[1]]]])
-        '[[[...]]]'
-    """
+    """Return any value for a message, shortened."""
     try:
         return _SHORT.repr(value)
     except ValueError:  # Python writes no whole number of more than 4,300 digits
@@ -105,13 +79,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number from `low` to `high`; `above` and `below` exclude the ends.
-
-    Example:
-        >>> check_option("lr", 0.0, Number(above=0))
-        Traceback (most recent call last):
-        ttapca.errors.OptionError: `lr` must be a finite number above 0; found 0.0.
-    """
+    """A finite number from `low` to `high`; `above` and `below` exclude the ends."""
 
     low: float = -NUMBER_LIMIT
     high: float = NUMBER_LIMIT
@@ -127,18 +95,16 @@ class Number:
             raise Broken(at, f"a finite number{self._words()}", shown(value))
 
     def _words(self) -> str:
-        parts = []
+        words = ""
         if self.above is not None:
-            parts.append(f"above {self.above:g}")
+            words = f" above {self.above:g}"
         elif self.low > -NUMBER_LIMIT:
-            parts.append(f"from {self.low:g}")
+            words = f" from {self.low:g}"
         if self.below is not None:
-            parts.append(f"below {self.below:g}")
-        elif self.high < NUMBER_LIMIT:
-            parts.append(f"{'to' if parts else 'up to'} {self.high:g}")
-        elif parts and self.above is None:
-            parts.append("on")
-        return "".join(f" {part}" for part in parts)
+            return f"{words} below {self.below:g}"
+        if self.high < NUMBER_LIMIT:
+            return f"{words} {'to' if words else 'up to'} {self.high:g}"
+        return f"{words} on" if words and self.above is None else words
 
 
 @dataclass(frozen=True)
@@ -221,14 +187,7 @@ class Maybe:
 
 @dataclass(frozen=True)
 class Either:
-    """A value that follows one of several rules; `words` replace all of them in the message.
-
-    Example:
-        >>> check_option("n_components", "many", Either((Whole(1), Number(0, below=1))))
-        Traceback (most recent call last):
-        ttapca.errors.OptionError: `n_components` must be a whole number from 1 on, or a finite \
-number from 0 below 1; found 'many'.
-    """
+    """A value that follows one of several rules; `words` replace all of them in the message."""
 
     rules: Sequence[Rule]
     words: str = ""
@@ -238,10 +197,9 @@ number from 0 below 1; found 'many'.
         for rule in self.rules:
             try:
                 rule._check(value, at)
+                return
             except Broken as error:
                 broken.append(error.rule)
-            else:
-                return
         raise Broken(at, self.words or ", or ".join(broken), shown(value))
 
 
@@ -280,18 +238,11 @@ class ListOf:
 
 @dataclass(frozen=True)
 class Record:
-    """Names and values.
-
-    Attributes:
-        required: Rules for names that must be there.
-        optional: Rules for names that may be there.
-        others: Rule for any other name; without it, there may be no others.
-        most: Limit of names.
-    """
+    """Names and values."""
 
     required: Mapping[str, Rule] = field(default_factory=dict)
     optional: Mapping[str, Rule] = field(default_factory=dict)
-    others: Rule | None = None
+    others: Rule | None = None  # for any other name; without it, there may be no others
     most: int = 1000
 
     def _check(self, value: object, at: str) -> None:

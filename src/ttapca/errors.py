@@ -1,9 +1,7 @@
 """Every error that ttapca raises on purpose.
 
-All derive from `TtapcaError`, so that a caller can catch errors of this library alone. Each class
-is also the builtin that a Python programmer would expect, so that `except ValueError` works.
-
-A message states the rule, then the value that was found, then the way out.
+All derive from `TtapcaError`, and from the builtin that a Python programmer would expect, so that
+`except ValueError` works. A message states the rule, the value that was found, and the way out.
 """
 
 from __future__ import annotations
@@ -190,30 +188,16 @@ def warn_caller(message: str, category: type[TtapcaWarning]) -> None:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return a sentence, after a space, that offers the known names nearest to `name`, if any.
-
-    Example:
-        >>> did_you_mean("layr1", ["layer1", "fc"])
-        ' Did you mean `layer1`?'
-    """
+    """Return a sentence, after a space, that offers the known names nearest to `name`, if any."""
     # Comparing a name as long as a file would take minutes.
     comparable = isinstance(name, str) and len(name) <= LONGEST_NAME
     near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6) if comparable else []
-    if not near:
-        return ""
-    return " Did you mean " + " or ".join(f"`{candidate}`" for candidate in near) + "?"
+    offered = " or ".join(f"`{candidate}`" for candidate in near)
+    return f" Did you mean {offered}?" if near else ""
 
 
 def refused_memory(error: BaseException) -> str | None:
-    """Return the reason of a `MemoryError`, or of torch's `RuntimeError` for memory; else None.
-
-    Example:
-        >>> refused_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to "
-        ...     "allocate 8000000000 bytes. Error code 12 (Cannot allocate memory)"))
-        '8.0 GB were asked for at once'
-        >>> refused_memory(ValueError("no")) is None
-        True
-    """
+    """Return the reason of a `MemoryError`, or of torch's `RuntimeError` for memory; else None."""
     text = str(error)
     by_torch = isinstance(error, RuntimeError) and re.search("allocate memory|out of memory", text)
     if not isinstance(error, MemoryError) and not by_torch:
@@ -226,19 +210,12 @@ def refused_memory(error: BaseException) -> str | None:
 
 @contextmanager
 def enough_memory(task: str, remedy: str) -> Iterator[None]:
-    """Raise `OutOfMemoryError` with a remedy if an allocation inside the block is refused.
-
-    Example:
-        >>> with enough_memory("Adding", "Add less."):
-        ...     1 + 1
-        2
-    """
+    """Raise `OutOfMemoryError` with a remedy if an allocation inside the block is refused."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         refused = refused_memory(error)
         if refused is None or isinstance(error, OutOfMemoryError):
             raise
-        raise OutOfMemoryError(
-            f"{task} needs more memory than there is: {refused}. {remedy}"
-        ) from error
+        text = f"{task} needs more memory than there is: {refused}. {remedy}"
+        raise OutOfMemoryError(text) from error

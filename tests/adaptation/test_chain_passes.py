@@ -64,13 +64,10 @@ def predicted(adapter: ttapca.Adapter, pixels: Tensor, size: int) -> Tensor:
 def stream_of(adapter: ttapca.Adapter) -> Stream:
     """The stream that the filter of an adapter goes by."""
     (surface,) = (each for each in adapter.surfaces if isinstance(each, SpectralGains))
-    assert surface.closed_form is not None
     return surface.closed_form.stream
 
 
 def chain_of(stream: Stream) -> ChainState:
-    assert stream.state is not None
-    assert stream.state.chain is not None
     return stream.state.chain
 
 
@@ -175,7 +172,6 @@ def test_clean_shuffled_data_are_predicted_as_by_the_network(size: int, order: A
     away = (found.softmax(1) - expected.softmax(1)).abs().sum(1) / 2
     assert float(away.mean()) < 0.04
     health = adapter.health
-    assert health.ordered is not None
     assert health.ordered < 0.05
     assert "classes in no order" in repr(health)
 
@@ -217,11 +213,8 @@ def test_an_order_is_used(size: int, change: Callable[[Tensor], Tensor]) -> None
     left_aside = error(predicted(wiener("shuffled"), pixels, size), IN_RUNS)
     assert found < 0.6 * left_aside
     health = adapter.health
-    assert health.ordered is not None
     assert health.ordered > 0.7
-    assert health.run_length is not None
     assert 8 < health.run_length < 80
-    assert health.composition is not None
     assert sum(health.composition) == pytest.approx(1.0)
     assert health.skew is None
     assert "one class for about" in repr(health)
@@ -233,9 +226,7 @@ def test_images_of_one_class_count_for_fewer() -> None:
     def weight(labels: Tensor) -> float:
         adapter = wiener(outliers=False)
         predicted(adapter, degraded(pictures(labels, 8)), 1)
-        found = adapter.health.batch_weight
-        assert found is not None
-        return found
+        return adapter.health.batch_weight
 
     assert 0 < weight(labels_in_runs(240, 20)) < 0.75 * weight(SHUFFLED)
 
@@ -245,7 +236,6 @@ def test_a_run_that_never_ends_does_not_come_to_count_for_nothing() -> None:
     adapter = wiener(outliers=False, memory=50.0)
     predicted(adapter, pictures(torch.zeros(600, dtype=torch.long), 8), 20)
     state = stream_of(adapter).state
-    assert state is not None
     (spectrum,) = state.spectra
     samples = float(spectrum.samples)
     assert samples == pytest.approx(sum(20 * math.exp(-20 * age / 50) for age in range(30)))
@@ -264,8 +254,6 @@ def test_outputs_are_those_of_the_chain(looks: bool) -> None:
     given: dict[str, Any] = {"statistics": none if looks else "source", "outliers": False}
     adapter = wiener(**given, shrink=0.0, restore=0.0, center=0.0)
     classes, pixels = fitted().classes_, pictures(IN_RUNS, 8)[:60]
-    assert classes is not None
-    assert classes.pairs is not None
     (late,) = classes.pairs.layers
     model, seen = network(), []
     model.get_submodule(late).register_forward_pre_hook(
@@ -279,7 +267,6 @@ def test_outputs_are_those_of_the_chain(looks: bool) -> None:
         rows = log_pairs = None
         if looks:
             features = classes.pairs.described({late: seen[-1]})
-            assert features is not None
             rows = features.numpy()[None]
             log_pairs = classes.pairs.log_ratio(state.features, rows)
             log_pairs[:, 0] *= float(state.place[0] > 0)
@@ -309,8 +296,6 @@ def test_video_has_an_order_from_its_first_image_on() -> None:
     video, auto = wiener("video"), wiener("auto")
     for adapter in (video, auto):
         predicted(adapter, pixels[:8], 1)
-    assert video.health.ordered is not None
-    assert auto.health.ordered is not None
     assert video.health.ordered > 0.999 > auto.health.ordered
     found = error(predicted(video, pixels[8:], 1), IN_RUNS[8:])
     assert found < 0.6 * error(predicted(wiener("shuffled"), pixels[8:], 1), IN_RUNS[8:])
@@ -438,19 +423,15 @@ def test_episodic_adaptation_forgets_the_order() -> None:
 
 
 def settled(stream: Stream) -> LayerMoments:
-    assert stream.state is not None
-    assert stream.state.layers is not None
     return stream.state.layers
 
 
 def test_what_an_interrupted_batch_has_shown_is_not_settled() -> None:
     model = small_convnet()
     surface, stream = followed(model, classes=EVEN)
-    assert surface.classes is not None
     plan = ClassPlan.of_shares(surface.classes, torch.full((20, 5), 0.2), [torch.arange(20)])
     before = settled(stream)
     stream.start_batch(20)
-    assert stream.batch is not None
     stream.batch.plan = plan
     model(DATA[:20] + 1.0)
     stream.start_batch(20)  # nobody has ended the one before
@@ -465,9 +446,7 @@ def test_a_batch_is_settled_with_the_classes_that_were_found() -> None:
     for first in (0, 3):
         model = small_convnet()
         surface, stream = followed(model, classes=EVEN)
-        assert surface.classes is not None
         stream.start_batch(20)
-        assert stream.batch is not None
         for known in (first, 2):
             shares = torch.eye(5)[known].expand(20, 5)
             plan = ClassPlan.of_shares(surface.classes, shares, [torch.arange(20)])
@@ -506,7 +485,6 @@ def test_the_spectrum_counts_the_images_that_were_found(
         adapter(batch)
         expected = expected * math.exp(-40 / 100) + float(plans[-1].counts[:, -1].sum())
         state = stream_of(adapter).state
-        assert state is not None
         assert state.spectra[0].independent.tolist() == pytest.approx([expected])
 
 
@@ -519,7 +497,6 @@ def test_by_default_an_order_is_looked_at_if_statistics_are_mixed_and_pairs_can_
         return isinstance(predictor, ChainPasses) and not isinstance(predictor, RunCounts)
 
     known = fitted().classes_
-    assert known is not None
     no_pairs = dataclasses.replace(fitted(), classes_=dataclasses.replace(known, pairs=None))
     assert looks()
     assert looks(statistics="mixed")
@@ -552,7 +529,6 @@ def test_mistakes() -> None:
 
 def fewer_classes() -> ttapca.FittedFilter:
     known = fitted().classes_
-    assert known is not None
     shares = known.shares[:3] / known.shares[:3].sum()
     fewer = SourceClasses(shares, known.loadings[:3], known.layers, known.likeness, known.pairs)
     return dataclasses.replace(fitted(), classes_=fewer)

@@ -7,6 +7,7 @@ from torch import nn
 import ttapca
 from oracles import assert_same_picture, images, picture_of, small_convnet
 from ttapca import measure_cost
+from ttapca.adaptation.explanation import BandReport
 
 X = images(12, seed=8)
 FITTED = ttapca.fit(small_convnet(), "conv1", images(150), 20)
@@ -79,3 +80,21 @@ def test_a_measurement_leaves_no_trace() -> None:
     measure_cost(adapter, X)
     assert_same_picture(before, picture_of(model))
     assert torch.equal(adapter(X), first)
+
+
+@pytest.mark.parametrize(
+    ("variance", "gain", "bar", "meaning"),
+    [
+        (4.0, 0.25, "    ████|        ", "4.0 times: noise was added; scaled down to 25 %"),
+        (
+            0.5,
+            1.4,
+            "        |█       ",
+            "0.5 times: detail or contrast is lost; scaled up to 140 %",
+        ),
+        (1.1, 1.0, "        |        ", "1.1 times: as some source batches have; left alone"),
+    ],
+)
+def test_a_band_in_words(variance: float, gain: float, bar: str, meaning: str) -> None:
+    band = BandReport(8, 15, 1.0, variance, gain)
+    assert (band.bar, band.meaning.replace(" the variance", "")) == (bar, meaning)

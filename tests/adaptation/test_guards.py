@@ -40,7 +40,7 @@ def test_a_short_run_of_one_class_is_no_collapse() -> None:
 def test_what_is_not_finite_is_not_looked_at() -> None:
     guard = CollapseGuard(window=1)
     assert not guard.collapsed(one_class() * float("nan"))
-    assert not guard.full
+    assert guard.entropies == ()
     assert guard.collapsed(one_class())
 
 

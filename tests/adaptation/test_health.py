@@ -205,18 +205,14 @@ def test_outliers_and_classes_are_those_that_were_found() -> None:
     hit = torch.rand(X.shape, generator=torch.Generator().manual_seed(0)) < 0.1
     batches = [X.where(~hit, 30.0), X[:5].where(~hit[5:10], 30.0)]
     logits = [adapter(batch) for batch in batches][-1]
-    assert FITTED.outliers_ is not None
     first, second = (SourceOutliers(FITTED.outliers_).repaired(each)[1] for each in batches)
     faded, health = 12 * math.exp(-5 / 200), adapter.health
     assert health.outliers == pytest.approx((faded * first + 5 * second) / (faded + 5))
     assert first != second
     assert min(first, second) > 0.02
-    assert health.composition is not None
     assert len(health.composition) == logits.shape[1]
     assert sum(health.composition) == pytest.approx(1.0)
-    assert health.ordered is not None
     assert 0 <= health.ordered <= 1
-    assert health.run_length is not None
     assert health.run_length >= 2
     assert health.skew is None  # the order tells for how many images they count
     quiet = wiener(outliers=False, order="shuffled")
@@ -236,7 +232,6 @@ def test_conditions_are_read_from_the_stream() -> None:
     assert "2 conditions" in repr(adapter.health)
     assert adapter.stream("new").health.conditions == 1
     start = adapter.new_state()
-    assert start.conditions is not None
     size = start.conditions.centres.shape[1]
     three = dataclasses.replace(start.conditions, centres=np.zeros((3, size)), weights=np.ones(3))
     state = dataclasses.replace(start, conditions=three)

@@ -66,7 +66,6 @@ def mixes_tokens(model: nn.Module, fitted: ttapca.FittedFilter, **options: Any) 
 def test_by_default_they_are_mixed_where_classes_are_looked_at(model: nn.Module) -> None:
     unsure = ttapca.fit(model, "patches", images(300), 20)
     classes = unsure.classes_
-    assert classes is not None
     assert classes.pairs is None  # its classes cannot be told apart, so nobody looks
     assert not mixes_tokens(model, unsure)
     pairs = PairStatistic({"norm": torch.eye(8)}, 1, 4, -1.0, 1.0, 0.5)

@@ -213,12 +213,10 @@ def test_a_shift_in_the_middle_of_a_long_run_is_told(memory: float) -> None:
     before = adapter.health
     assert not said
     assert before.shift == 0.0
-    assert before.ordered is not None
     assert before.ordered > 0.9
     run(adapter, clean[800:] + 0.5 * noise, 20)
     # Blocks have four batches, and two of them in a row tell.
     assert [(health.images, health.shifted) for health in said] == [(960, True)]
-    assert adapter.health.shift is not None
     assert adapter.health.shift > 0.3
 
 
@@ -293,7 +291,6 @@ def test_a_weak_shift_is_told_where_classes_surely_are_many(
                 adapter(batch)
         assert [health.shifted for health in said] == [True] * (told or factor == 4.0)
         skew = adapter.health.skew
-        assert skew is not None
         assert skew == 0.0 if told else skew > 0.9
 
 

@@ -253,7 +253,7 @@ def test_single_images_come_to_count_in_layers_where_one_alone_has_no_weight(
     for image in far_off.split(1):
         online(image)
     batch(far_off)
-    assert batch.health.batch_weight is not None
+    assert batch.health.batch_weight > 0
     assert online.health.batch_weight == pytest.approx(batch.health.batch_weight, rel=0.2)
 
 
@@ -303,7 +303,6 @@ def test_gradients_pass_through_the_statistics(kind: str) -> None:
     stream.start_batch(3)
     assert torch.autograd.gradcheck(model, (batch.requires_grad_(),))
     stream.end_batch()
-    assert stream.state is not None
     kept = [each for each in leaves(stream.state).values() if isinstance(each, Tensor)]
     assert not any(each.requires_grad for each in kept)
 
@@ -346,9 +345,7 @@ def test_moments_of_all_layers_are_kept_side_by_side_around_the_mean_of_the_sour
             lambda _, given, path=layer.path: seen.update({path: given[0]})
         )
     passed(model, stream, shifted(9, "BatchNorm"))
-    assert stream.state is not None
     known = stream.state.layers
-    assert known is not None
     assert known.moments.shape == (1, 2, 5 * CHANNELS)
     assert known.samples.tolist() == known.independent.tolist() == [[9.0] * 5]
     for layer in surface.layers:
@@ -363,7 +360,6 @@ def test_the_mean_weight_is_that_of_all_layers_after_the_last_batch() -> None:
     model, source = network_of_all_kinds()
     given: dict[str, Any] = {"ends": (0.2, 0.6), "source": source, "prior": 4.0}
     surface, stream = followed(model, shift=0.5, memory=20.0, **given)
-    assert stream.state is not None
     assert surface.mean_weight(stream.state) == 0.0
     for batch in shifted(30, "BatchNorm").split(10):
         passed(model, stream, batch)
@@ -371,7 +367,6 @@ def test_the_mean_weight_is_that_of_all_layers_after_the_last_batch() -> None:
     expected = 0.5 * 0.4 * number / (number + 4)
     assert surface.mean_weight(stream.state) == pytest.approx(expected)
     surface, stream = followed(nn.Sequential(nn.Linear(2, 2)))
-    assert stream.state is not None
     assert surface.mean_weight(stream.state) is None
 
 
@@ -443,7 +438,6 @@ def mixed_batches(kind: str) -> list[Mixed]:
 
 
 def states_of(stream: Stream) -> list[StreamState]:
-    assert stream.start is not None
     return [
         replace(
             stream.start,
@@ -459,7 +453,6 @@ def passed_together(
     model: nn.Module, stream: Stream, states: list[StreamState], mixed: Mixed
 ) -> tuple[Tensor, list[StreamState]]:
     """Return what a model makes of images of several streams, and the states after these."""
-    assert stream.start is not None
     batch = StreamBatch(
         states, stream.start, memory=stream.memory, size=len(mixed.images), rows=mixed.rows
     )
@@ -472,8 +465,6 @@ def passed_together(
 
 def same_layers(one: StreamState, other: StreamState) -> bool:
     """Whether two streams have shown the same to layers, bit for bit."""
-    assert one.layers is not None
-    assert other.layers is not None
     return same(one.layers.tensors(), other.layers.tensors())
 
 
@@ -524,9 +515,6 @@ def test_groups_in_one_pass_are_normalised_as_each_alone(kind: str) -> None:
             expected = passed(twins[group], alone[group], mixed.images[own])
             torch.testing.assert_close(output[own], expected, rtol=1e-9, atol=1e-10)
     for (number, condition), other in alone.items():
-        assert other.state is not None
-        assert states[number].layers is not None
-        assert other.state.layers is not None
         if condition < len(states[number].layers):
             row = states[number].layers.row(condition)
             for name, value in other.state.layers.tensors().items():
@@ -590,8 +578,6 @@ def test_a_broken_stream_leaves_no_mark_on_others_in_its_pass() -> None:
     torch.testing.assert_close(output[~broken], whole[~broken], rtol=1e-9, atol=1e-10)
     for number in (0, 2):
         found, wanted = after[number].layers, expected[number].layers
-        assert found is not None
-        assert wanted is not None
         torch.testing.assert_close(found.moments, wanted.moments, rtol=1e-9, atol=1e-10)
 
 

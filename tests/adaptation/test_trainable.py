@@ -11,7 +11,7 @@ from oracles import (
     images,
     small_convnet,
 )
-from ttapca.adaptation.surfaces import NormAffine, Surface, Weights
+from ttapca.adaptation.surfaces import NormAffine, Surface
 from ttapca.methods.slr import InputTransform
 
 BATCHES = list(images(120, seed=8).split(12))
@@ -57,9 +57,3 @@ def test_a_surface_follows_the_model_to_another_device(surface: type[Surface]) -
     surface().attach(model)
     model.to("meta")
     assert model(X.to("meta")).device.type == "meta"
-
-
-def test_repr_counts() -> None:
-    surface = Weights(lambda model: [(model, "weight")], "weights of a layer")
-    surface.attach(nn.Linear(3, 2))
-    assert "weights of a layer: 6 numbers" in repr(surface)

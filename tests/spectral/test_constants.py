@@ -39,7 +39,7 @@ OTHER_NUMBERS = {
     "adaptation/chain_passes.py": "SMALLEST LEAST_SUM",
     "adaptation/shift_alarm.py": "",
     "adaptation/surfaces/stream_statistics.py": "",
-    "adaptation/surfaces/input_check.py": "MOST_IMAGES",  # of which units are asked
+    "adaptation/surfaces/filter_gains.py": "MOST_IMAGES",  # of which units are asked
     "methods/method.py": "",
     "methods/wiener.py": "LEAST_MIRROR_AGREEMENT",  # for an error
 }

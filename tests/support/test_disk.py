@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -94,7 +93,6 @@ def can_lock(folder: Path) -> bool:
 def test_two_processes_do_not_fill_one_place(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
-        assert process.stdout is not None
         assert process.stdout.readline().strip() == "started"
         with pytest.raises(StorageError, match="another one is at work"), locked(tmp_path):
             pass
@@ -113,9 +111,7 @@ import json, os, shutil, sys, tempfile
 from pathlib import Path
 from ttapca.support import disk
 
-keep_old, exchange = (argument == "True" for argument in sys.argv[1:])
-if not exchange:
-    disk._exchange = lambda *_: False
+keep_old = sys.argv[1] == "True"
 CALLS = ("open", "os.", "shutil.", "tempfile.")
 
 def write(target, text):
@@ -161,14 +157,9 @@ print(json.dumps(found))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a process is forked for every point of death")
 @pytest.mark.parametrize("keep_old", [True, False])
-@pytest.mark.parametrize("exchange", [True, False])
-def test_a_writer_that_dies_anywhere_leaves_the_old_or_the_new_one(
-    keep_old: bool, exchange: bool
-) -> None:
-    if exchange and not can_exchange():
-        pytest.skip("this system cannot swap two names in one step")
+def test_a_writer_that_dies_anywhere_leaves_the_old_or_the_new_one(keep_old: bool) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", DIES_EVERYWHERE, str(keep_old), str(exchange)],
+        [sys.executable, "-c", DIES_EVERYWHERE, str(keep_old)],
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
@@ -179,7 +170,7 @@ def test_a_writer_that_dies_anywhere_leaves_the_old_or_the_new_one(
     old, new = ["old", "old"], ["new", "new"]
     assert len(found) > 10
     assert codes == (9,) * (len(found) - 1) + (0,)
-    assert set(map(str, at_once)) == {str(old), str(new)} | (set() if exchange else {"None"})
+    assert set(map(str, at_once)) == {str(old), str(new), "None"}
     assert set(map(str, recovered)) == {str(old), str(new)}
     for names in after:  # the next writer, and what it clears away
         assert names.pop("a filter[1]") == ["next", "next"]
@@ -190,21 +181,8 @@ def test_a_writer_that_dies_anywhere_leaves_the_old_or_the_new_one(
             assert names == {}
 
 
-def can_exchange() -> bool:
-    with tempfile.TemporaryDirectory() as folder:
-        one, other = Path(folder, "one"), Path(folder, "other")
-        one.mkdir()
-        other.mkdir()
-        return disk._exchange(one, other)
-
-
-@pytest.mark.parametrize("exchange", [True, False])
 @pytest.mark.parametrize("what", ["file", "link"])
-def test_a_file_or_a_link_is_replaced_as_well(
-    what: str, exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not exchange:
-        monkeypatch.setattr(disk, "_exchange", lambda *_: False)
+def test_a_file_or_a_link_is_replaced_as_well(what: str, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     target = tmp_path / "here" / "data"
@@ -226,7 +204,6 @@ def test_renames_that_are_refused_leave_the_old_one(
     target = tmp_path / "data"
     with staged_folder(target) as folder:
         (folder / "a").write_text("old")
-    monkeypatch.setattr(disk, "_exchange", lambda *_: False)
     rename = os.rename
     for refused in ("data", ".data.ttapca-whole-"):
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from ttapca.support.process import available_memory
 
 MACHINE = 8 * 2**30
@@ -18,42 +16,28 @@ def proc(folder: Path, groups: str) -> Path:
     return folder
 
 
-def group(folder: Path, names: tuple[str, str], limit: str, used: int, stat: str) -> None:
+def group(folder: Path, limit: str, used: int, stat: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / names[0]).write_text(f"{limit}\n")
-    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
     (folder / "memory.stat").write_text(stat)
-
-
-TWO = ("memory.max", "memory.current")
-ONE = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
 def test_without_groups_it_is_what_the_machine_has(tmp_path: Path) -> None:
     assert available_memory(tmp_path / "none", proc(tmp_path / "proc", "0::/\n")) == MACHINE
 
 
-@pytest.mark.parametrize(
-    ("line", "root", "names", "cached"),
-    [
-        ("0::/job/one", "", TWO, "inactive_file"),
-        ("4:cpu,memory:/job/one", "memory", ONE, "total_inactive_file"),
-    ],
-    ids=["version 2", "version 1"],
-)
-def test_the_narrowest_group_counts(
-    tmp_path: Path, line: str, root: str, names: tuple[str, str], cached: str
-) -> None:
-    groups = tmp_path / "groups" / root
-    group(groups / "job", names, str(1000), 300, f"anon 5\n{cached} 100\n")
-    group(groups / "job" / "one", names, "max", 300, "")
-    found = available_memory(tmp_path / "groups", proc(tmp_path / "proc", f"{line}\n"))
+def test_the_narrowest_group_counts(tmp_path: Path) -> None:
+    groups = tmp_path / "groups"
+    group(groups / "job", "1000", 300, "anon 5\ninactive_file 100\n")
+    group(groups / "job" / "one", "max", 300)
+    found = available_memory(groups, proc(tmp_path / "proc", "0::/job/one\n"))
     assert found == 1000 - 300 + 100  # what only caches files can be had
-    group(groups / "job" / "one", names, str(50), 300, "")
-    assert available_memory(tmp_path / "groups", tmp_path / "proc") == 0
+    group(groups / "job" / "one", "50", 300)
+    assert available_memory(groups, tmp_path / "proc") == 0
 
 
 def test_a_container_that_does_not_see_its_own_group(tmp_path: Path) -> None:
-    group(tmp_path / "groups", TWO, "4096", 96, "")
+    group(tmp_path / "groups", "4096", 96)
     where = proc(tmp_path / "proc", "0::/../outside\n")
     assert available_memory(tmp_path / "groups", where) == 4000

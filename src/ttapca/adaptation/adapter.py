@@ -71,46 +71,28 @@ class Adapter(nn.Module):
 
     Calling it predicts and adapts. While it is attached, the model itself predicts with the
     adapted surfaces too; inside `disabled()` both give the untouched model's outputs, bit for bit.
+    Logits have no gradients. Training mode has no effect: the model stays in evaluation mode, and
+    `detach()` restores its own flags.
 
-    Several threads may call one adapter. They take turns, since each batch changes how the next
-    one is predicted; to compute in parallel, give each thread a copy (`copy.deepcopy(adapted)`).
-    While an adapter is attached, call the model itself from one thread only.
-
-    It works inside `torch.no_grad()` and `torch.inference_mode()`, and returns logits without
-    gradients. Training mode has no effect: the model is put in evaluation mode, also after
-    a call of `train()` on it, and `detach()` restores the model's own flags.
+    Several threads may call one adapter, and take turns; to compute in parallel, give each thread
+    a copy (`copy.deepcopy(adapted)`). Call the model itself from one thread only.
 
     An interrupt (Ctrl-C) at any line leaves the adapter in place and working, or the model as it
-    was; a batch that it cuts off leaves no mark.
-
-    One adapter can serve any number of independent streams, such as cameras: see `stream`.
-    `state_dict()` holds all of them, so that a restored adapter continues bit for bit.
+    was; a batch that it cuts off leaves no mark. One adapter can serve any number of independent
+    streams: see `stream`. `state_dict()` holds all of them, and restores them bit for bit.
 
     Args:
         model: Any module; most predictors want logits of shape (batch, classes, ...).
         surfaces: The parts of the model that may change.
-        predictor: Runs the model and may move the surfaces; by default nothing moves them, and only
-            surfaces that compute their own state in the forward pass change.
+        predictor: Runs the model and may move the surfaces; by default nothing moves them.
         forgetting: `episodic` starts afresh at each batch, `online` when `start_condition()` is
             called, `continual` never. `reset()` always does.
-        guard: Watches for collapse and intervenes, or the action of one with defaults; not for
-            episodic adaptation.
-        logits: Finds the logits in the output of a model that returns more than one tensor:
-            `lambda output: output.logits`. The adapter then returns these.
-        outputs: Their meaning: `multiclass`, `binary`, `multilabel` or `regression`. By default one
-            logit is binary, and more are classes that exclude each other.
-        memory: Number of samples after which older ones count 1 / e; for surfaces that follow a
-            stream.
+        guard: Watches for collapse and intervenes; not for episodic adaptation.
+        logits: Finds the logits in any other output: `lambda output: output.logits`.
+        outputs: Their meaning; by default one logit is binary, and more exclude each other.
+        memory: Number of samples after which older ones count 1 / e in a stream.
         on_shift: A function that is given the `Health` of a stream when its data begin to shift,
             and when that is over; or a `ShiftAlarm`. For surfaces with closed-form gains.
-
-    Attributes:
-        events: The interventions of the guard, in order.
-        watch: Looks at the streams for `on_shift`.
-
-    Raises:
-        OptionError: An option makes no sense.
-        AttachError: A surface does not fit the model; the model is then as it was.
 
     Example:
         >>> from ttapca.adaptation.surfaces import BatchNormStatistics
@@ -120,8 +102,6 @@ class Adapter(nn.Module):
         torch.Size([5, 3])
         >>> adapted.detach() is model
         True
-        >>> with Adapter(model, [BatchNormStatistics(alpha=1.0)]) as adapted:  # detached after it
-        ...     logits = adapted(torch.randn(5, 4))
     """
 
     def __init__(
@@ -150,18 +130,14 @@ class Adapter(nn.Module):
         predictor.outputs = Outputs(outputs, logits, predictor.reads)
         if guard is not None:
             check_can_collapse(predictor, forgetting)
-        self.model = model
+        self.model, self.predictor, self.guard = model, predictor, guard
         self.surfaces = nn.ModuleList(surfaces)
-        self.predictor = predictor
         self.forgetting: Forgetting = forgetting
-        self.guard = guard
-        self.events: list[GuardEvent] = []
+        self.events: list[GuardEvent] = []  # interventions of the guard, in order
         self.training = False
         self._surfaces = list(surfaces)  # the same, with their type
         self._streams = Streams(memory)
-        self._calls = 0
-        self._enabled = True
-        self._attached = True
+        self._calls, self._enabled, self._attached = 0, True, True
         self._flags = training_flags(model)
         self._patches = Patches()
         stream = self.hub
@@ -177,7 +153,10 @@ class Adapter(nn.Module):
                 make_gradients_safe(model, self._patches)
             predictor.bind(model, list(self.surfaces.parameters()))
             predictor.join(stream)
-            self.watch = self._watch(on_shift)
+            filters = [each for each in surfaces if isinstance(each, SpectralGains)]
+            gains = [each.closed_form for each in filters if each.closed_form is not None]
+            classes = known_classes(each.fitted for each in filters)
+            self.watch = ShiftWatch(on_shift, gains, None if classes is None else classes.shares)
             if guard is not None:
                 stream.keep("guard", Attributes(guard, guard.keeps))
                 stream.keep("good states", Attributes(guard, ("_good",)))
@@ -185,14 +164,6 @@ class Adapter(nn.Module):
         except BaseException:
             self.detach()
             raise
-
-    def _watch(self, alarm: ShiftAlarm | None) -> ShiftWatch:
-        """Return the watch over the attached filters."""
-        filters = [each for each in self._surfaces if isinstance(each, SpectralGains)]
-        gains = [each.closed_form for each in filters]
-        classes = known_classes(each.fitted for each in filters)
-        shares = None if classes is None else classes.shares
-        return ShiftWatch(alarm, [gain for gain in gains if gain is not None], shares)
 
     @property
     def n_parameters(self) -> int:
@@ -213,10 +184,7 @@ class Adapter(nn.Module):
 
     @property
     def health(self) -> Health:
-        """How the adapter's own stream is; it costs nothing until it is asked for.
-
-        Named streams have their own: `adapted.stream("camera-7").health`.
-        """
+        """The health of the default stream, computed now; named streams have their own."""
         return health_of(self, DEFAULT_STREAM)
 
     @property
@@ -225,22 +193,11 @@ class Adapter(nn.Module):
         return self._streams.stream
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
-        """Predict, and adapt.
-
-        Args:
-            *inputs: The arguments of the model; left as they were.
-            **options: Its keyword arguments.
-
-        Returns:
-            Logits, without gradients.
-
-        Raises:
-            AttachError: The adapter was detached.
-        """
+        """Predict, and adapt: return logits, without gradients, for the arguments of the model."""
         return self.predict_for(DEFAULT_STREAM, inputs, options)
 
     def predict_for(self, name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-        """Predict, and adapt the stream of this name; see `forward`."""
+        """Predict, and adapt the stream of this name."""
         if not self._attached:
             raise AttachError("This adapter was detached. Make a new one with `ttapca.adapt`.")
         # An exported program is frozen: it predicts with the surfaces as they are now. One that
@@ -262,7 +219,8 @@ class Adapter(nn.Module):
     def _answer(self, name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         if not self._enabled:
             return self._run_plain(*inputs, **options)
-        size = _batch_size(inputs, options)
+        values = (*inputs, *options.values())
+        size = next((len(each) for each in values if isinstance(each, Tensor) and each.dim()), None)
         if size == 0:  # there is nothing to learn from it, and no mean that could be taken
             with self.disabled(), torch.no_grad():
                 return self._run_plain(*inputs, **options)
@@ -332,12 +290,10 @@ class Adapter(nn.Module):
         return logits
 
     def _run_plain(self, *inputs: Any, **options: Any) -> Tensor:
-        """Run the model as it is, and return its logits as they are."""
         logits: Tensor = self.predictor.outputs.plain(self._output(*inputs, **options))
         return logits
 
     def _output(self, *inputs: Any, **options: Any) -> Any:
-        """Return the output of the model; if it fails, explain the inputs."""
         try:
             return self.model(*inputs, **options)
         except Exception:
@@ -345,11 +301,7 @@ class Adapter(nn.Module):
                 raise
 
     def new_state(self) -> StreamState:
-        """Return the state of a stream before its first image.
-
-        Raises:
-            OptionError: The method keeps none: it has no filter with closed-form gains.
-        """
+        """Return the state of a stream before its first image."""
         if self.hub.start is None:
             raise OptionError(
                 "Streams have states if a filter has closed-form gains; this method has none. "
@@ -364,8 +316,7 @@ class Adapter(nn.Module):
 
         For methods without gradient steps, whose streams are states. These come in and go out: the
         named streams of the adapter are not touched. Images of one stream are in order of arrival;
-        `rows` has the stream of each, and how it counts. Return logits, as the predictor reads
-        them, and the outcome for each stream.
+        `rows` has the stream of each, and how it counts. Logits are as the predictor reads them.
         """
         stream = self.hub
         alike = len(states) == 1 and bool((rows.counted & rows.filtered).all())
@@ -402,11 +353,7 @@ class Adapter(nn.Module):
     def stream(self, name: str) -> NamedStream:
         """Return one of several streams, which share only the model and the filter.
 
-        Args:
-            name: The name of the stream; a new one starts where this adapter started.
-
-        Raises:
-            OptionError: The name is empty, or no text.
+        A stream with a new name starts where this adapter started.
 
         Example:
             >>> from ttapca.adaptation.surfaces import BatchNormStatistics
@@ -427,10 +374,7 @@ class Adapter(nn.Module):
         return self._streams.names
 
     def reset(self) -> None:
-        """Forget all adaptation: every surface returns, bit for bit, to where it started.
-
-        Named streams stay as they are; reset each by its own `reset`.
-        """
+        """Let the default stream start anew, bit for bit; named streams stay as they are."""
         self.stream(DEFAULT_STREAM).reset()
 
     def start_condition(self) -> None:
@@ -439,10 +383,7 @@ class Adapter(nn.Module):
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Switch adaptation off for a while: outputs are those of the untouched model.
-
-        Other threads that call the adapter wait until the block is over.
-        """
+        """Give the outputs of the untouched model in the block; calls of other threads wait."""
         with self._streams.lock:
             before = self._enabled, [surface.enabled for surface in self._surfaces]
             with finally_do(functools.partial(self._switch, *before)):
@@ -511,7 +452,7 @@ class Adapter(nn.Module):
         return [each for each in (*own, *streams) if each.is_floating_point()]
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return what `state_dict` holds beside parameters and buffers: all streams, whole."""
+        """Return all streams, whole, for `state_dict`."""
         with self._streams.lock:
             return {
                 "kind": self.kind,
@@ -523,11 +464,7 @@ class Adapter(nn.Module):
             }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Continue, bit for bit, where another adapter of the same kind was saved.
-
-        Raises:
-            SavedStreamError: It was of another kind.
-        """
+        """Continue, bit for bit, where another adapter of the same kind was saved."""
         if state.get("kind") != self.kind:
             raise SavedStreamError(
                 "The state must be of an adapter of the same kind; found that of another. Load it "
@@ -551,13 +488,8 @@ class Adapter(nn.Module):
 def detach(model: nn.Module) -> nn.Module:
     """Take everything off a model: adapters, surfaces, filters.
 
-    For when the adapter itself is lost, in a notebook say; otherwise use `Adapter.detach`.
-
-    Args:
-        model: Any module, adapted or not; parts of it may be adapted as well.
-
-    Returns:
-        The model, as it was.
+    Return the model as it was. It may be any module, adapted or not, also in parts. If the adapter
+    is there still, use `Adapter.detach`.
 
     Example:
         >>> import ttapca
@@ -568,36 +500,27 @@ def detach(model: nn.Module) -> nn.Module:
         >>> torch.equal(ttapca.detach(model)(x), plain)
         True
     """
-    detach_all = functools.partial(_detach_all, model)
+
+    def detach_all() -> None:
+        for module in model.modules():
+            for wrapper in wrappers_of(module):
+                if isinstance(wrapper, EvaluationMode) and isinstance(wrapper.owner, Adapter):
+                    wrapper.owner.detach()
+        # Surfaces and filters that were put on without an adapter.
+        for module in model.modules():
+            # Either kind; nn.Module offers no public way to list its hooks.
+            for found in (*wrappers_of(module), *list(module._forward_pre_hooks.values())):
+                surface = getattr(found, "surface", None)
+                if isinstance(surface, Surface):
+                    surface.detach()
+            detach_filter(module)
+
     surely(detach_all, then=detach_all)
     return model
 
 
-def _detach_all(model: nn.Module) -> None:
-    for module in model.modules():
-        for wrapper in wrappers_of(module):
-            if isinstance(wrapper, EvaluationMode) and isinstance(wrapper.owner, Adapter):
-                wrapper.owner.detach()
-    # Surfaces and filters that were put on without an adapter.
-    for module in model.modules():
-        # Either kind; nn.Module offers no public way to list its hooks.
-        for found in (*wrappers_of(module), *list(module._forward_pre_hooks.values())):
-            surface = getattr(found, "surface", None)
-            if isinstance(surface, Surface):
-                surface.detach()
-        detach_filter(module)
-
-
 def _digest(parts: list[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _batch_size(inputs: tuple[Any, ...], options: dict[str, Any]) -> int | None:
-    """Return the number of samples: the length of the first tensor; None if there is none."""
-    for value in (*inputs, *options.values()):
-        if isinstance(value, Tensor) and value.dim():
-            return len(value)
-    return None
 
 
 def _is_finite(logits: Any) -> bool:

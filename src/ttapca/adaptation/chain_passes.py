@@ -18,7 +18,6 @@ from ttapca.spectral.source_classes import (
     ClassPlan,
     LayerClasses,
     SourceClasses,
-    StreamPositions,
     by_stream,
     in_batch,
 )
@@ -36,9 +35,8 @@ class ChainPasses(Predictor):
     """Predicts in order of arrival, by a chain that models the classes of a stream.
 
     A pass goes by a plan: which classes to take out of the statistics of the batch, and for how
-    many independent images the batch counts. The first plan is the expectation of the stream. The
-    predictions of the pass, read in order, give the next plan. If the two differ, the pass is
-    repeated for the images of this stream. The chain makes the outputs from those of the last pass.
+    many independent images the batch counts. The predictions of the pass, read in order, give the
+    next plan; if the two differ, the pass is repeated for the images of this stream.
     Logits of other classes are an error if these are `required`, and else left as they are.
     """
 
@@ -58,17 +56,13 @@ class ChainPasses(Predictor):
         )
         self.reads = "classes" if required else "classes, if any"
         self.single = False  # whether a pass is never repeated
-        self._required = required
-        self._statistics = statistics
+        self._required, self._statistics = required, statistics
         self._known = LayerClasses(classes, {}, constants)
         self._of_places = False  # whether the model predicts every place of an image
         self._watched: frozenset[str] = frozenset()
 
     def traceable(self) -> ChainPasses:
-        """Return a copy for exporters: in float32, by operations of torch alone.
-
-        It makes a single pass, as one image of a stream always does.
-        """
+        """Return a copy for exporters: in float32, by torch alone, and with a single pass."""
         found = copy.copy(self)
         found.chain = self.chain.computing_with(
             torch, lambda array: torch.from_numpy(array).float(), LEAST_SUM
@@ -95,10 +89,9 @@ class ChainPasses(Predictor):
         if batch is None or not batch.size:
             return run(*inputs, **options)
 
-        def all_of_it(_images: Tensor | None) -> Tensor:
-            return run(*inputs, **options)
-
-        logits, [(self.stream.batch, _)] = self.predict_streams(all_of_it, batch)
+        # Of a single stream, a pass is always over the whole batch.
+        found = self.predict_streams(lambda _images: run(*inputs, **options), batch)
+        logits, [(self.stream.batch, _)] = found
         return logits
 
     def predict_streams(
@@ -134,28 +127,20 @@ class ChainPasses(Predictor):
 
     @property
     def _repeats(self) -> bool:
-        """Whether another pass may differ: one with other statistics does."""
         return self._statistics is not None and bool(self._statistics.layers)
 
     def _surprised(self, batch: StreamBatch, plan: ClassPlan) -> list[int]:
         """Return the streams whose pass was wrong, judged by the plan that follows from it."""
-        changes = self._changes(batch, plan)
-        # One more image hardly changes any statistics.
-        places = batch.counted_images()
-        sizes = [1] * len(changes) if isinstance(places, int) else [len(own) for own in places]
-        most = self.chain.constants.change
-        return [
-            number
-            for number, (change, size) in enumerate(zip(changes, sizes, strict=True))
-            if change > most and size > 1
-        ]
+        places, most = batch.counted_images(), self.chain.constants.change
+        if isinstance(places, int):
+            return []  # of each stream one image, which hardly changes any statistics
+        changes = enumerate(self._changes(batch, plan))
+        return [each for each, change in changes if change > most and len(places[each]) > 1]
 
     def _changes(self, batch: StreamBatch, plan: ClassPlan) -> list[float]:
-        """Return how much statistics change with the plan, for each stream."""
         return [] if self._statistics is None else self._statistics.change(batch, plan)
 
     def _expected(self, batch: StreamBatch) -> ClassPlan:
-        """Return the plan for a batch before its first pass."""
         places = batch.counted_images()
         if self._of_places and not isinstance(places, int):  # of an image, which have no order
             shares = self.classes.shares.expand(batch.size or 0, -1)
@@ -169,7 +154,6 @@ class ChainPasses(Predictor):
         return ClassPlan.of_reading(self._known, reading, state.images, batch.memory, places, size)
 
     def _read(self, batch: StreamBatch, logits: Tensor) -> tuple[ClassPlan, Tensor]:
-        """Return the plan that follows from the logits of a batch, and its outputs."""
         places = batch.counted_images()
         self._of_places = logits.dim() > 2
         if self._of_places and not isinstance(places, int):
@@ -208,8 +192,10 @@ class ChainPasses(Predictor):
         and so do those of the first image of a stream if it comes alone.
         """
         places, size = batch.counted_images(), batch.size or 0
-        ordered = reading.plain < 1 / 2
-        moved = ordered & ~self._alone(places, state)[:, None]
+        few: Any = places == 1
+        if not isinstance(places, int):
+            few = np.array([len(own) <= 1 for own in places])
+        moved = (reading.plain < 1 / 2) & ~((state.place == 0) & few)[:, None]
         change = in_batch(moved * 1.0, places, size) > 0
         if batch.rows is not None:
             change = change & batch.rows.filtered.to(change.device)
@@ -218,12 +204,6 @@ class ChainPasses(Predictor):
         outputs = in_batch(reading.outputs, places, size).clamp(min=SMALLEST).log()
         said = batch.as_numbers(logits.detach()).log_softmax(1)
         return logits + torch.where(change[:, None], outputs - said, 0.0).to(logits)
-
-    def _alone(self, places: StreamPositions, state: ChainState) -> Any:
-        """Return which streams have a single image, and had none before, shape (streams,)."""
-        if isinstance(places, int):
-            return (state.place == 0) & (places == 1)
-        return np.array([len(own) <= 1 for own in places]) & (state.place == 0)
 
     def facts_in(self, state: StreamState) -> dict[str, Any]:
         """Return the classes of a stream and its order; see `Health`."""
@@ -237,7 +217,6 @@ class ChainPasses(Predictor):
         }
 
     def _usable(self, logits: Any, batch: StreamBatch) -> bool:
-        """Return whether logits are finite and of the classes that are known."""
         classes = len(self.classes.shares)
         if not isinstance(logits, Tensor) or logits.dim() < 2 or logits.shape[1] != classes:
             if not self._required:
@@ -257,10 +236,10 @@ class ChainPasses(Predictor):
 
 
 class RunCounts(ChainPasses):
-    """Takes no classes out of statistics: the order tells for how many images those of a run count.
+    """Takes no classes out of statistics, but counts the images of a run as fewer.
 
-    That takes away from the influence of a stream, and so is safe if nothing tells a run of one
-    class from a network that collapses. Outputs stay those of the network.
+    That is safe if nothing tells a run of one class from a network that collapses. Outputs stay
+    those of the network.
     """
 
     kind = "ChainPasses"  # in saved streams
@@ -273,7 +252,6 @@ class RunCounts(ChainPasses):
         return True
 
     def _changes(self, batch: StreamBatch, plan: ClassPlan) -> list[float]:
-        """Return how much counts change with the plan, for each stream."""
         found = [0.0] * len(batch.states)
         if batch.plan is not None:
             here, there = (batch.summed(each.counts[:, -1:])[:, 0] for each in (batch.plan, plan))
@@ -285,7 +263,6 @@ class RunCounts(ChainPasses):
     def _outputs(
         self, batch: StreamBatch, logits: Tensor, reading: ChainReading, state: ChainState
     ) -> Tensor:
-        """Return the logits as they are."""
         del batch, reading, state
         return logits
 

@@ -37,27 +37,13 @@ class BandReport:
 
     @property
     def bar(self) -> str:
-        """The gain as a bar: to the left of the middle below 1, to the right above it.
-
-        Example:
-            >>> BandReport(8, 15, 1.0, 4.0, 0.25).bar
-            '    ████|        '
-            >>> BandReport(8, 15, 1.0, 0.5, 1.4).bar
-            '        |█       '
-        """
+        """The gain as a bar: to the left of the middle below 1, to the right above it."""
         blocks = max(-BAR, min(BAR, round(BLOCKS_TO_A_DOUBLING * math.log2(self.gain))))
         return f"{'█' * -blocks:>{BAR}}|{'█' * blocks:<{BAR}}"
 
     @property
     def meaning(self) -> str:
-        """The meaning of the gain, in words.
-
-        Example:
-            >>> BandReport(8, 15, 1.0, 4.0, 0.25).meaning
-            '4.0 times the variance: noise was added; scaled down to 25 %'
-            >>> BandReport(8, 15, 1.0, 1.1, 1.0).meaning
-            '1.1 times the variance: as some source batches have; left alone'
-        """
+        """The meaning of the gain, in words."""
         ratio = self.test_variance / self.source_variance
         times = f"{ratio:.2g}" if ratio < 1 else f"{ratio:.1f}"
         if abs(self.gain - 1) < UNCHANGED:
@@ -70,24 +56,13 @@ class BandReport:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The effect of one filter on the latest data.
+    """The effect of one filter on the latest data; of several conditions, on the surest shift."""
 
-    If several conditions are told apart (`states` of `wiener`), it is about the surest shift among
-    those of the last images.
-
-    Attributes:
-        layer: The layer of the filter.
-        images: Number of images on which the estimate rests; older ones count less.
-        p_value: Share of source batches of that size that are as far from the mean source batch.
-        shift: How surely the data have shifted, from 0 to 1.
-        bands: From the first components, which hold large shapes, to the last, fine detail.
-    """
-
-    layer: str
-    images: float
-    p_value: float
-    shift: float
-    bands: tuple[BandReport, ...]
+    layer: str  # of the filter
+    images: float  # on which the estimate rests; older ones count less
+    p_value: float  # share of source batches of that size as far from the mean source batch
+    shift: float  # how surely the data have shifted, from 0 to 1
+    bands: tuple[BandReport, ...]  # from large shapes, the first components, to fine detail
 
     def __str__(self) -> str:
         """Return the table."""
@@ -105,19 +80,11 @@ class Explanation:
 
 
 def explain(adapted: Adapter) -> list[Explanation]:
-    """Explain the effect of the closed-form filters of an adapter on the last batch or the stream.
+    """Explain the effect of each closed-form filter of an adapter, which was called before.
 
-    Args:
-        adapted: An adapter with at least one filter, called at least once.
-
-    Returns:
-        One explanation for each closed-form filter; `print` shows it as a table.
-
-    Raises:
-        OptionError: It has no closed-form filter, or has seen no data since its last reset.
+    `print` shows an explanation as a table.
 
     Example:
-        >>> import torch
         >>> import ttapca
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
@@ -158,30 +125,17 @@ def _explanation(layer: str, gain: ClosedFormGain, adapted: Adapter) -> Explanat
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one call of an adapter.
+    """The cost of one call of an adapter, counted."""
 
-    Attributes:
-        parameters: Number of parameters that gradient steps move.
-        forwards: Number of forward passes of a whole batch: views of single images add up.
-        backwards: Number of backward passes.
-        kept_bytes: Memory kept between batches beyond the model itself: filters, copies of
-            weights, the optimiser's state.
-        graph_bytes: Activations that are held for backward passes.
-    """
-
-    parameters: int
-    forwards: float
+    parameters: int  # that gradient steps move
+    forwards: float  # passes of a whole batch: views of single images add up
     backwards: int
-    kept_bytes: int
-    graph_bytes: int
+    kept_bytes: int  # between batches, beyond the model: filters, copies, the optimiser's state
+    graph_bytes: int  # activations that are held for backward passes
 
 
 def measure_cost(adapter: Adapter, batch: Tensor) -> Cost:
-    """Count the cost of one call with a batch, shape (batch, ...).
-
-    Args:
-        adapter: An attached adapter, on any device; it is reset before and after.
-        batch: The batch of the call.
+    """Count the cost of one call with a batch, shape (batch, ...), between two resets.
 
     Example:
         >>> import ttapca

@@ -1,9 +1,8 @@
 """A guard, which notices that adaptation has collapsed.
 
-Entropy has a trivial minimum: predict the same class, with certainty, whatever the input. A stream
-on its way there shows two signs together: the predictions of many batches concentrate on few
-classes, and their entropy vanishes. Few classes alone may be those of the stream, and low entropy
-alone may mean a good network.
+Entropy has a trivial minimum: predict the same class, with certainty, whatever the input. On the
+way there, predictions concentrate on few classes, and their entropy vanishes. Few classes alone may
+be those of the stream, and low entropy alone may mean a good network.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ class GuardEvent:
 class CollapseGuard:
     """Watches predictions over a window of batches.
 
+    Effective classes are the exponential of the entropy of the mean prediction.
+
     Args:
         action: On collapse, `rollback` to the last good state, or `reset` to the source.
-        window: Number of batches that are looked at together. A state counts as good once a whole
-            window after it was healthy.
-        classes: In a collapse there are fewer effective classes than this share of all classes, or
-            fewer than 2. Effective classes are the exponential of the entropy of the mean
-            prediction. Two classes are never more than 2: the bound is then 1 plus this share.
-        entropy: In a collapse the mean entropy is below this share of the largest possible.
+        window: Number of batches that are looked at together.
+        classes: A collapse has fewer effective classes than this share of all, or than 2; of two
+            classes, fewer than 1 plus this share.
+        entropy: A collapse has a mean entropy below this share of the largest possible.
 
     Example:
         >>> guard = CollapseGuard(window=2)
@@ -72,22 +71,16 @@ class CollapseGuard:
         check_option("classes", classes, Number(above=0, below=1))
         check_option("entropy", entropy, Number(above=0, below=1))
         self.action: GuardAction = action
-        self.window = window
-        self.classes = classes
-        self.entropy = entropy
+        self.window, self.classes, self.entropy = window, classes, entropy
         self.marginals: tuple[Tensor, ...] = ()
         self.entropies: tuple[float, ...] = ()
-        self.effective_classes = math.nan
-        self.mean_entropy = math.nan
+        self.effective_classes = self.mean_entropy = math.nan
         self._good: tuple[dict[str, Any], ...] = ()  # states to go back to
 
     @torch.no_grad()
     def collapsed(self, logits: Tensor) -> bool:
-        """Return whether predictions have collapsed, given one more batch, (batch, classes, ...).
-
-        A batch that is not finite is ignored: nothing was learned from it either.
-        """
-        if not torch.isfinite(logits).all():
+        """Return whether predictions have collapsed, given one more, (batch, classes, ...)."""
+        if not torch.isfinite(logits).all():  # nothing was learned from it either
             return False
         count = logits.shape[1]
         dimensions = [d for d in range(logits.dim()) if d != 1]
@@ -102,21 +95,16 @@ class CollapseGuard:
         few = self.effective_classes < (
             1.0 + self.classes if count == 2 else max(2.0, self.classes * count)
         )
-        return self.full and few and self.mean_entropy < self.entropy
+        return self._full and few and self.mean_entropy < self.entropy
 
     @property
-    def full(self) -> bool:
-        """Whether a whole window has been seen."""
+    def _full(self) -> bool:
         return len(self.entropies) == self.window
 
     def intervene(
         self, stream: Stream, logits: Tensor, call: int, parts: Collection[str]
     ) -> GuardEvent | None:
-        """Look at one more batch of a stream: go back on collapse, else remember good states.
-
-        `call` is the number of the call for the event, `parts` names the parts of the stream that
-        belong to surfaces.
-        """
+        """Look at one more batch of a stream: go back on collapse, else remember good `parts`."""
         if self.collapsed(logits):
             event = GuardEvent(call, self.action, self.effective_classes, self.mean_entropy)
             older = self._good[:1]  # taken now, since `forget` empties the good states as well
@@ -125,7 +113,7 @@ class CollapseGuard:
                 state = copy.deepcopy(older[0])
                 stream.put({**state, "values": state["values"] | stream.lasting})
             return event
-        if self.full and stream.batches % self.window == 0:
+        if self._full and stream.batches % self.window == 0:
             # Two are kept, and the older one is gone back to: the newer may be on the way to a
             # collapse that is not visible yet.
             state = stream.contents()

@@ -14,7 +14,6 @@ from ttapca.adaptation.surfaces import (
     StreamStatistics,
 )
 from ttapca.spectral.closed_form_rule import TINY
-from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.stream import STATE
 from ttapca.spectral.stream_state import StreamState
 
@@ -41,41 +40,30 @@ class Health:
 
     Attributes:
         stream: Its name.
-        images: Number of images since it started. Forgetting after every batch, as episodic
-            adaptation does, does not change this.
+        images: Number of images since it started, also if it forgets after every batch.
         skipped: Number of batches that led to NaN or infinity, and so changed nothing.
         shifted: Whether the last call of `on_shift` told that a shift began; None without it.
         p_value: Share of source batches that are at least as far from the mean source batch as the
-            stream is; its last images count most. With several filters, the smallest of their
-            p-values times their number.
+            stream, after Bonferroni for several filters; its last images count most.
         shift: How surely the data have shifted, from 0 to 1.
-        size: Size of the shift: how far the variances of bands are from those of the source, in
-            doublings, as the root of the mean square.
-        bands: The same for every band of every closed-form filter, from large shapes to fine
-            detail.
-        composition: Share of each class in the latest predictions; None without `order` and
-            `on_shift`, by which classes are looked at.
-        ordered: Probability that classes stay for a while, so that the order of images is used;
-            None without `order`.
+        size: Distance of the variances of bands from those of the source, in doublings, as the root
+            of the mean square.
+        bands: The same for every band of every closed-form filter, from large shapes to detail.
+        composition: Share of each class in the latest predictions, with `order` or `on_shift`.
+        ordered: Probability that classes stay for a while; None without `order`.
         run_length: Expected number of images for which a class stays, if classes do.
-        skew: How surely the classes are not those of the source, from 0 to 1. Images of one class
-            resemble each other, and `p_value` allows for that. Without `order`, `on_shift` takes it
-            for 1, the worst, until classes were seen before a shift.
+        skew: How surely the classes are not those of the source, from 0 to 1; `p_value` allows for
+            it. Without `order`, 1 until classes were seen before a shift.
         conditions: Number of conditions that were told apart.
         outliers: Share of values that strayed from their neighbours; source images have some.
         implausible: Number of samples that no shift explains, such as pixels up to 255 if those of
-            the source are at most 1. The untouched network predicts them, and the stream learns
-            nothing from them.
-        batch_weight: Weight of the test data in the statistics that normalisation layers use,
-            averaged over these; the rest is the source.
+            the source are at most 1. The untouched network predicts them, no stream learns of them.
+        batch_weight: Weight of the test data in normalisation layers' statistics, on average.
 
     Example:
-        >>> health = Health("camera-7", 1200, 2, p_value=0.002, shift=0.9, size=1.5, outliers=0.004)
-        >>> health
+        >>> Health("camera-7", 1200, 2, p_value=0.002, shift=0.9, size=1.5, outliers=0.004)
         Health(camera-7: 1,200 images, p = 0.002, shift 0.90 of size 1.5, 1 condition, \
 outliers 0.4 %, 2 batches skipped)
-        >>> health.to_dict()["skipped"]
-        2
     """
 
     stream: str
@@ -99,7 +87,7 @@ outliers 0.4 %, 2 batches skipped)
         """Return one line for a person."""
         said = [f"{self.images:,} images"]
         if self.shifted is not None:
-            said.append(self._alarm_in_words())
+            said.append("shifted" if self.shifted else "not shifted")
         if self.p_value is not None:
             said.append(f"p = {self.p_value:.3f}")
         if self.shift is not None:
@@ -123,19 +111,11 @@ outliers 0.4 %, 2 batches skipped)
         said.append(f"{self.skipped} batch{'es' * (self.skipped != 1)} skipped")
         return f"Health({self.stream}: {', '.join(said)})"
 
-    def _alarm_in_words(self) -> str:
-        """Tell the state of the alarm, and whether the last images look otherwise."""
-        p_value = 1.0 if self.p_value is None else self.p_value
-        if self.shifted:
-            return "shifted until a moment ago" if p_value > CONSTANTS.ends else "shifted"
-        return "perhaps shifted, no alarm yet" if p_value <= CONSTANTS.rare else "not shifted"
-
     def to_dict(self) -> dict[str, Any]:
         """Return numbers, text, lists and dicts, as JSON and logs want them."""
-        found = asdict(self)
-        for name in ("bands", "composition"):
-            found[name] = None if found[name] is None else list(found[name])
-        return found
+        composition = None if self.composition is None else list(self.composition)
+        bands = [asdict(each) for each in self.bands]
+        return asdict(self) | {"bands": bands, "composition": composition}
 
 
 def health_of(adapter: Adapter, name: str) -> Health:

@@ -1,7 +1,4 @@
-"""Many streams over one model: one is in place, the others are parked, and any can be saved.
-
-A saved stream is a file of `ttapca.spectral.state_files`.
-"""
+"""Many streams over one model: one is in place, the others are parked, and any can be saved."""
 
 from __future__ import annotations
 
@@ -27,8 +24,8 @@ if TYPE_CHECKING:
     from ttapca.adaptation.adapter import Adapter
 
 DEFAULT_STREAM = "default"
-# The counts that every stream keeps, by name.
-COUNTS = ("samples", "batches", "images", "skipped")
+# The counts that every stream keeps, and their names in the file of a service.
+COUNTS = {"samples": "images", "batches": "requests", "images": "images", "skipped": "skipped"}
 
 
 class Streams:
@@ -74,11 +71,9 @@ class Streams:
             self.parked.pop(name, None)
 
     def start_over(self, name: str, contents: dict[str, Any] | None = None) -> None:
-        """Let a stream begin anew, or continue with other contents.
-
-        It is taken out of its place first: an interrupt leaves it as before, or parked with the
-        other contents, and the next switch puts it in place.
-        """
+        """Let a stream begin anew, or continue with other contents."""
+        # It is taken out of its place first: an interrupt leaves it as before, or parked with the
+        # other contents, and the next switch puts it in place.
         self.switch_to(name)
         self.parked.pop(name, None)
         if contents is not None:
@@ -90,14 +85,13 @@ class Streams:
         """Return the values of a stream, without creating it or switching to it."""
         if name == self.current:
             return self.stream.values
-        parked = self.parked.get(name)
-        if parked is not None:
-            return dict(parked["values"])
+        if name in self.parked:
+            return dict(self.parked[name]["values"])
         start = self.stream.start
         return self.stream.starts if start is None else {**self.stream.starts, STATE: start}
 
     def contents(self) -> dict[str, dict[str, Any]]:
-        """Return the contents of all streams by name, by reference."""
+        """Return the contents of all streams by name, not copied."""
         self.switch_to(self.current or DEFAULT_STREAM)
         return {**self.parked, str(self.current): self.stream.contents()}
 
@@ -114,7 +108,7 @@ class Streams:
     def to_tensors(self, kind: str) -> dict[str, Tensor]:
         """Return the files of all streams by name, as bytes; `put_tensors` reads them."""
         return {
-            name: torch.frombuffer(bytearray(stream_to_bytes(contents, kind)), dtype=torch.uint8)
+            name: torch.frombuffer(bytearray(_to_bytes(contents, kind)), dtype=torch.uint8)
             for name, contents in self.contents().items()
         }
 
@@ -122,22 +116,35 @@ class Streams:
         self, files: Mapping[str, Tensor], current: str, kind: str, device: torch.device
     ) -> None:
         """Continue with the streams that `to_tensors` returned."""
-        streams = {}
-        for name, data in files.items():
-            content = data.cpu().numpy().tobytes()
-            found = stream_of_bytes(content, kind, self.stream, f"stream {name}")
-            streams[name] = map_tensors(found, lambda tensor: tensor.to(device))
+        streams = {
+            name: self.of_bytes(data.cpu().numpy().tobytes(), kind, f"stream {name}", device)
+            for name, data in files.items()
+        }
         self.put(streams, current)
+
+    def of_bytes(self, data: bytes, kind: str, name: str, device: torch.device) -> dict[str, Any]:
+        """Return the contents of a stream from `_to_bytes`, or from the file of a service.
+
+        They must have the kind of this adapter, and names and shapes as its streams; else raise
+        `SavedStreamError`. `name` is that of the file, for errors.
+        """
+        stream = self.stream
+        saved = read_saved(data, kind, stream.start, name)
+        like = stream.contents()
+        like["values"].pop(STATE, None)
+        found = dict(saved.other)
+        if not found:  # of a service, which keeps nothing else of a method
+            found = stream.started()
+            found["values"] |= _counts(saved.facts, name)
+        _compare(found, like, stream.growing, name)
+        if saved.state is not None:
+            found["values"] = {**found["values"], STATE: saved.state}
+        moved: dict[str, Any] = map_tensors(found, lambda tensor: tensor.to(device))
+        return moved
 
 
 class NamedStream:
-    """One of the streams of an adapter; calling it predicts and adapts.
-
-    It takes turns with all other streams of the adapter.
-
-    Attributes:
-        name: The name of the stream.
-    """
+    """One of the streams of an adapter, which take turns; calling it predicts and adapts."""
 
     def __init__(self, adapter: Adapter, streams: Streams, name: str) -> None:
         self._adapter, self._streams, self.name = adapter, streams, name
@@ -196,23 +203,18 @@ class NamedStream:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole stream to a file, or replace one; it is never half written."""
         with self._streams.lock:
-            data = stream_to_bytes(self._contents(), self._adapter.kind)
+            data = _to_bytes(self._contents(), self._adapter.kind)
         replace_file(Path(path), data)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Continue, bit for bit, where `save` of the same kind of adapter wrote this file.
-
-        Raises:
-            SavedStreamError: The file is missing, damaged, or of another kind of adapter.
-        """
+        """Continue, bit for bit, where `save` of the same kind of adapter wrote this file."""
         try:
             data = Path(path).read_bytes()
         except OSError as error:
             raise SavedStreamError(f"{path} cannot be read: {error}.") from error
+        device, _ = device_and_dtype(self._adapter.model, self._adapter.model)
         with self._streams.lock:
-            found = stream_of_bytes(data, self._adapter.kind, self._streams.stream, str(path))
-            device, _ = device_and_dtype(self._adapter.model, self._adapter.model)
-            found = map_tensors(found, lambda tensor: tensor.to(device))
+            found = self._streams.of_bytes(data, self._adapter.kind, str(path), device)
             before = self._contents()
             try:
                 self._streams.start_over(self.name, found)
@@ -227,39 +229,18 @@ class NamedStream:
             return self._streams.stream.contents()
 
 
-def stream_to_bytes(contents: Mapping[str, Any], kind: str) -> bytes:
+def _to_bytes(contents: Mapping[str, Any], kind: str) -> bytes:
     """Return the contents of a stream of this kind of adapter as the content of a file."""
     values = dict(contents["values"])
     state = values.pop(STATE, None)
     return SavedStream(kind, state, {"values": values, "parts": contents["parts"]}).to_bytes()
 
 
-def stream_of_bytes(data: bytes, kind: str, stream: Stream, name: str) -> dict[str, Any]:
-    """Return the contents of a stream from `stream_to_bytes`, or from the file of a service.
-
-    They must have the kind of this adapter, and names and shapes as in `stream`, any one of its
-    streams; else raise `SavedStreamError`. `name` is that of the file, for errors.
-    """
-    saved = read_saved(data, kind, stream.start, name)
-    like = stream.contents()
-    like["values"].pop(STATE, None)
-    found = dict(saved.other)
-    if not found:  # of a service, which keeps nothing else of a method
-        found = stream.started()
-        found["values"] |= _counts(saved.facts, name)
-    _compare(found, like, stream.growing, name)
-    if saved.state is not None:
-        found["values"] = {**found["values"], STATE: saved.state}
-    return found
-
-
-def _counts(facts: Mapping[str, Any], name: str) -> dict[str, int]:
-    """Return the counts of a stream, given those of a service."""
-    known = {"samples": "images", "batches": "requests"}
-    found = {each: facts.get(known.get(each, each), 0) for each in COUNTS}
+def _counts(facts: Mapping[str, Any], path: str) -> dict[str, int]:
+    found = {each: facts.get(name, 0) for each, name in COUNTS.items()}
     for each, count in found.items():
         if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 2**53:
-            raise SavedStreamError(f"{name} is no saved stream: `{each}` is {shown(count)}.")
+            raise SavedStreamError(f"{path} is no saved stream: `{each}` is {shown(count)}.")
     return found
 
 

@@ -1,8 +1,7 @@
 """Predictors, which turn a batch into logits and may take gradient steps, and their objectives.
 
-An `Adapter` owns the surfaces and decides when they forget. Its `Predictor` runs the model on one
-batch and may move the surfaces' parameters. Most methods are `GradientSteps` on an objective; one
-that needs more (a second network, augmented views) is its own kind of `Stepper`.
+Most methods are `GradientSteps` on an objective; one that needs more (a second network, augmented
+views) is its own kind of `Stepper`.
 """
 
 from __future__ import annotations
@@ -84,10 +83,9 @@ class Predictor:
     def predict_streams(
         self, run: RunSome, batch: StreamBatch
     ) -> tuple[Tensor, list[tuple[StreamBatch, int]]]:
-        """Return the logits for one batch of any streams, given before its first pass.
+        """Return the logits for one batch of any streams, without gradient steps.
 
-        For methods without gradient steps; this one makes a single pass. For each stream, the batch
-        of its last pass comes back as well, with the number of the stream in that.
+        Return also, for each stream, the batch of its last pass and its number in that.
         """
         return run(None), [(batch, number) for number in range(len(batch.states))]
 
@@ -107,7 +105,7 @@ class Predictor:
 
 
 class Descent:
-    """Gradients and steps of an optimiser, by default Adam; its state is a part of a stream."""
+    """Gradients and steps of an optimiser, by default Adam; its state is a `Part` of a stream."""
 
     _optimizer: Optimizer  # made by `bind`
 
@@ -119,8 +117,8 @@ class Descent:
         """Take these parameters to move, and a fresh optimiser."""
         if not parameters:
             raise OptionError(
-                "An objective needs a surface with parameters to move; found none. Leave the "
-                "objective out, or add such a surface."
+                "An objective needs a surface with parameters to move; found none. Add one, or "
+                "leave the objective out."
             )
         self.parameters = parameters
         self.reset()
@@ -130,7 +128,7 @@ class Descent:
         self._optimizer = self._make(self.parameters)
 
     def contents(self) -> dict[str, Any]:
-        """Return moments and step counts by the number of the parameter; see `stream.Part`."""
+        """Return moments and step counts by the number of the parameter."""
         state, numbered = self._optimizer.state, enumerate(self.parameters)
         return {str(number): state[each] for number, each in numbered if each in state}
 
@@ -194,30 +192,28 @@ class Descent:
 
 
 class Draws:
-    """The state of a random generator on the CPU, as a part of a stream."""
+    """The state of a random generator on the CPU, as a `Part` of a stream."""
 
     def __init__(self, generator: torch.Generator, seed: int) -> None:
-        self._generator = generator
-        self._seed = seed
+        self._generator, self._seed = generator, seed
 
     def contents(self) -> Tensor:
-        """See `ttapca.spectral.stream.Part`."""
+        """Return the state of the generator."""
         return self._generator.get_state()
 
     def put(self, contents: Tensor) -> None:
-        """See `ttapca.spectral.stream.Part`."""
+        """Continue with this state."""
         self._generator.set_state(contents.cpu())
 
     def start(self) -> Tensor:
-        """See `ttapca.spectral.stream.Part`."""
+        """Return the state of a new generator."""
         return torch.Generator().manual_seed(self._seed).get_state()
 
 
 class Stepper(Predictor):
     """A predictor that takes gradient steps, and returns logits from before or after them.
 
-    A method that draws something does so by `generator`, on the CPU; a stream has its own state of
-    it, and a reset draws the same again.
+    Random draws are by `generator`, on the CPU, whose state belongs to a stream.
     """
 
     fixed: ClassVar[tuple[str, ...]] = ("start",)
@@ -234,11 +230,10 @@ class Stepper(Predictor):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.steps = steps
+        self.steps, self.seed = steps, seed
         self.logits: Logits = logits
         self.descent = Descent(optimizer)
         self.start: list[Tensor] = []
-        self.seed = seed
         self.generator = torch.Generator().manual_seed(seed)
 
     def __repr__(self) -> str:

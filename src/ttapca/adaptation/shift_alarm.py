@@ -1,15 +1,11 @@
 """`ShiftAlarm`: tells when a stream begins to shift, and when that is over.
 
-The alarm judges blocks of images, each by itself: large batches as they come, small ones together.
-So no image counts twice, blocks of a clean stream are independent of each other, and the end of a
-shift is seen as soon as its beginning. A shift begins after some blocks in a row that are unlike
-almost all source batches, and ends after some in a row that are like many.
+It judges blocks of images, each by itself, so that no image counts twice and blocks of a clean
+stream are independent of each other.
 
-Images of one class resemble each other, so that a block of one class counts for fewer images. For a
-stream whose order is looked at, the chain says for how many. For others, the alarm looks at the
-predicted classes. But batch statistics hide the classes of a batch (see
-`ttapca.spectral.source_classes`), so classes are believed to be many only if nothing had shifted
-and the network predicted as it was. The memory of the alarm belongs to the stream.
+Images of one class resemble each other, so that a block of one class counts for fewer images. The
+chain says for how many, or else the predicted classes do. But batch statistics hide the classes of
+a batch, so classes are believed to be many only if they were seen before a shift.
 """
 
 from __future__ import annotations
@@ -41,23 +37,16 @@ class ShiftAlarm:
 
     Args:
         callback: Is given the `Health` of the stream; `shifted` says whether the shift begins or
-            ends, `stream` which stream it is. If it raises an `Exception`, a `CallbackWarning`
-            tells so: the stream and the prediction are as if it had not.
+            ends. If it raises an `Exception`, there is a `CallbackWarning`, and the stream goes on.
         begins: A shift begins after `blocks` blocks in a row with at most this p-value.
         ends: A shift ends after as many in a row with a larger p-value than this one.
         blocks: Number of blocks in a row.
         images: Least number of images of a block.
 
-    Raises:
-        OptionError: An option makes no sense.
-
     Example:
-        >>> alarm, state, states = ShiftAlarm(print), (False, 0), []
-        >>> for p_value in (0.002, 0.6, 0.002, 0.004, 0.03, 0.6, 0.03, 0.7, 0.5):
-        ...     state = alarm.next(*state, p_value)
-        ...     states.append(int(state[0]))
-        >>> states
-        [0, 0, 0, 1, 1, 1, 1, 1, 0]
+        >>> alarm = ShiftAlarm(print, blocks=2)
+        >>> alarm.next(*alarm.next(False, 0, p_value=0.002), p_value=0.004)
+        (True, 0)
     """
 
     callback: Callable[[Health], object]
@@ -84,10 +73,7 @@ class ShiftAlarm:
         return self
 
     def next(self, shifted: bool, run: int, p_value: float) -> tuple[bool, int]:
-        """Return `shifted` and `run` after one more block, whose p-value this is.
-
-        `shifted` is whether a shift has begun, `run` the number of blocks in a row against that.
-        """
+        """Return, after one more block, whether a shift has begun, and blocks in a row against."""
         against = p_value > self.ends if shifted else p_value <= self.begins
         run = run + 1 if against else 0
         return (not shifted, 0) if run >= self.blocks else (shifted, run)
@@ -115,11 +101,10 @@ class ShiftWatch:
 
     @torch.no_grad()
     def look(self, batch: StreamBatch, number: int, logits: Tensor | None) -> bool:
-        """Look at the images of a stream after they were predicted.
+        """Look at the images of a stream; return whether a shift began or ended.
 
         The batch of its last pass, in which it has this number, takes the new state of the alarm.
-        Logits are None without classes that exclude each other. Return whether a shift began or
-        ended.
+        Logits are None without classes that exclude each other.
         """
         if self.alarm is None or batch.left_out:
             return False
@@ -133,9 +118,9 @@ class ShiftWatch:
             chain = batch.chains[number]
         counts, skew = before.counts, before.skew
         ordered = chain is not None and bool(chain.place[0])
-        if logits is not None and not ordered and self._knows(logits):
+        if logits is not None and not ordered:
             shift = float(batch.shift[own].max())
-            counts, skew = classes_after((counts, skew), logits, size, shift, self._shares)
+            counts, skew = self._classes_after(before, logits, size, shift)
         sums = self._sums(batch, own, before)
         runs, few, alike = before.runs, before.few, before.alike
         if batch.plan is not None:
@@ -156,8 +141,8 @@ class ShiftWatch:
                     float(images), self._skew_of(after), self._constants
                 )
             if batch.alike is not None:
-                alike = float(batch.alike[own].max())
-                independent = min(independent, design_effect(float(images), alike))
+                resemblance = float(batch.alike[own].max())
+                independent = min(independent, design_effect(float(images), resemblance))
             p_values = []
             for gain, total in zip(self._gains, sums, strict=True):
                 # What resizing may have done to the images.
@@ -170,7 +155,6 @@ class ShiftWatch:
         return after.shifted != before.shifted
 
     def _sums(self, batch: StreamBatch, own: list[int], before: AlarmState) -> list[Tensor]:
-        """Return sums of the band energies of a block, for each filter."""
         sums = []
         for gain in self._gains:
             newer = batch.newer[gain.number]
@@ -180,11 +164,21 @@ class ShiftWatch:
             sums = [new + old.to(new) for new, old in zip(sums, before.energies, strict=True)]
         return sums
 
-    def _knows(self, logits: Tensor) -> bool:
-        """Return whether logits are of classes; of those of the source, if they are known."""
+    def _classes_after(
+        self, before: AlarmState, logits: Tensor, size: int, shift: float
+    ) -> tuple[Tensor | None, float]:
+        """Return how often each class was predicted of late, and the skew before any shift."""
         if not isinstance(logits, Tensor) or logits.dim() < 2:
-            return False
-        return self._shares is None or logits.shape[1] == len(self._shares)
+            return before.counts, before.skew
+        if self._shares is not None and logits.shape[1] != len(self._shares):
+            return before.counts, before.skew
+        places = [d for d in range(logits.dim()) if d != 1]
+        counts = size * logits.detach().double().softmax(1).mean(places).cpu()
+        if before.counts is not None and len(before.counts) == len(counts):
+            counts = counts + before.counts.to(counts) * math.exp(-size / CONSTANTS.recent)
+        if shift or self._shares is None or float(counts.sum()) < CONSTANTS.recent / 2:
+            return counts, before.skew
+        return counts, skew_of(counts, self._shares)
 
     def _skew_of(self, alarm: AlarmState) -> float:
         """Return how surely classes are not those of the source: the worst if that is unknown."""
@@ -228,12 +222,6 @@ def _independent_in_block(
     `runs` begin in it, and another one may go on from the block before; `few` of its images are of
     few classes in no order, and `alike` is the same, each times how alike they are. `likeness` is
     the correlation of the band energies of two images of one class.
-
-    Example:
-        >>> _independent_in_block(64.0, 64.0, 0.0, 0.0, 0.1)  # in no order
-        64.0
-        >>> round(_independent_in_block(64.0, 0.0, 0.0, 0.0, 0.1), 1)  # one run
-        8.8
     """
     others = samples - few
     begun = max(min(runs + 1, others), TINY)
@@ -241,40 +229,11 @@ def _independent_in_block(
     return float(found + design_effect(few, likeness * alike / max(few, TINY)))
 
 
-def classes_after(
-    before: tuple[Tensor | None, float],
-    logits: Tensor,
-    size: int,
-    shift: float,
-    shares: Tensor | None,
-) -> tuple[Tensor, float]:
-    """Return counts and skew of the classes of a stream after one more batch.
-
-    Counts tell how often each class was predicted of late, shape (classes,); skew is how surely
-    classes were not those of the source, of given shares, when nothing had shifted.
-    """
-    places = [d for d in range(logits.dim()) if d != 1]
-    counts = size * logits.detach().double().softmax(1).mean(places).cpu()
-    past, skew = before
-    if past is not None and len(past) == len(counts):
-        counts = counts + past.to(counts) * math.exp(-size / CONSTANTS.recent)
-    if shares is not None and shift == 0 and float(counts.sum()) >= CONSTANTS.recent / 2:
-        skew = skew_of(counts, shares)
-    return counts, skew
-
-
 def skew_of(counts: Tensor, shares: Tensor) -> float:
     """Return how surely classes, counted, were not drawn by these shares, from 0 to 1.
 
     Chi squared is compared with a bound that chance exceeds as seldom as it begins an alarm, by the
     cube root, which is about normal (Wilson and Hilferty, 1931).
-
-    Example:
-        >>> shares = torch.full((10,), 0.1)
-        >>> skew_of(6 * torch.ones(10), shares)
-        0.0
-        >>> round(skew_of(60 * torch.eye(10)[3], shares), 2)
-        0.94
     """
     seen, source = float(counts.sum()), shares.to(counts)
     if seen <= 0:

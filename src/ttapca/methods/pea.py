@@ -21,9 +21,9 @@ from ttapca.methods.method import PROBABILITIES, Assembly, Count, Method, Positi
 from ttapca.methods.views import images_and_forward, refuse_pixels
 from ttapca.spectral.pca import Moments
 from ttapca.spectral.stream import Stream
-from ttapca.support.channel_moments import channel_moments
 from ttapca.support.inputs import SourceData, source_batches
 from ttapca.support.modules import device_and_dtype, evaluation_mode, find_layer
+from ttapca.support.norm_layers import channel_moments
 from ttapca.support.outputs import Reads, softmax_entropy
 from ttapca.support.tensors import at_least_float32
 from ttapca.support.wrapping import Result, temporary_patches

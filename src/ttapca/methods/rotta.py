@@ -31,11 +31,12 @@ from ttapca.methods.method import (
 from ttapca.methods.views import STRONG, Forward, images_and_forward
 from ttapca.methods.weights import TaughtSteps, surprise_of, with_values
 from ttapca.spectral.stream import Stream
-from ttapca.support.channel_moments import channel_moments, normalised
 from ttapca.support.norm_layers import (
     by_running_statistics,
+    channel_moments,
     is_plain,
     moved_to_source,
+    normalised,
     with_running_statistics,
 )
 from ttapca.support.outputs import Reads

@@ -21,7 +21,8 @@ from ttapca.datasets import Images
 from ttapca.errors import NotEnoughDataError, TrainingError
 from ttapca.networks.evaluation import Progress, evaluate
 from ttapca.networks.rotation import RotationNetwork, frozen_statistics, published_name, turn
-from ttapca.support.norm_layers import safe_gradients
+from ttapca.support.norm_layers import make_gradients_safe
+from ttapca.support.wrapping import temporary_patches
 
 ScheduleName = Literal["cosine", "one-cycle"]
 OptimizerName = Literal["sgd", "adamw"]
@@ -205,7 +206,8 @@ class Training:
         start = time.perf_counter()
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self._torch_state)
-            with safe_gradients(self.network):
+            with temporary_patches() as patches:
+                make_gradients_safe(self.network, patches)
                 totals = self._train_epoch(progress or (lambda batches: batches))
             self._torch_state = torch.get_rng_state()
         images = self.steps_per_epoch * self.options.batch_size

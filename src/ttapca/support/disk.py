@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import itertools
 import os
@@ -11,7 +10,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -27,18 +26,15 @@ LOCK_MARK = ".ttapca-lock"
 
 Found = TypeVar("Found")
 
-# Constants of Linux's renameat2: paths are relative to the working directory; swap two names.
-AT_FDCWD, RENAME_EXCHANGE = -100, 2
-_FORBIDDEN = "You may not write there; choose another place with `--to DIR`."
-_IN_THE_WAY = "A file is where a folder should be; move it away or use `--to DIR`."
+PLACE = "choose another place with `--to DIR`."
 ADVICE = {
-    errno.ENOSPC: "Free some space, or choose another place with `--to DIR`.",
-    errno.EDQUOT: "Your quota is used up; choose another place with `--to DIR`.",
-    errno.EROFS: "It is read-only; choose another place with `--to DIR`.",
-    errno.EACCES: _FORBIDDEN,
-    errno.EPERM: _FORBIDDEN,
-    errno.ENOTDIR: _IN_THE_WAY,
-    errno.EEXIST: _IN_THE_WAY,
+    errno.ENOSPC: f"Free some space, or {PLACE}",
+    errno.EDQUOT: f"Your quota is used up; {PLACE}",
+    errno.EROFS: f"It is read-only; {PLACE}",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), f"You may not write there; {PLACE}"),
+    **dict.fromkeys(
+        (errno.ENOTDIR, errno.EEXIST), f"A file is where a folder should be: move it, or {PLACE}"
+    ),
 }
 
 
@@ -128,10 +124,8 @@ def queued(lock: Path, waiting: Callable[[str], None] | None = None) -> Iterator
 def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
     """Yield a folder to fill, and move it to `target` when the block ends.
 
-    Processes that write to one place take turns. One that is killed leaves either the old folder or
-    the new one, complete: on Linux at `target`, because two names can be swapped in one step;
-    elsewhere possibly beside it, from where `recover` puts it back. The next process removes all
-    other leftovers. With `keep_old`, the folder that was there gets another name (`spare_name`).
+    Processes take turns. One that is killed leaves either the old folder or the new one, complete,
+    at `target` or beside it, from where `recover` puts it back. `keep_old` renames the old folder.
     """
     with writing(target), _turn_at(target) as alone:
         _recover(target)
@@ -168,25 +162,22 @@ def _recover(target: Path) -> None:
 
 @contextmanager
 def _turn_at(target: Path) -> Iterator[bool]:
-    """Let one process or thread at a time write to a place; the others wait.
-
-    The lock is a file beside the place, which its holder removes before letting go of it. After
-    waiting for a file that is gone, one waits again. Yield False if the system has no such locks.
-    """
+    """Let one process or thread at a time write to a place; yield False without such locks."""
     if sys.platform == "win32":
         yield False
         return
+    # A file beside the place, which its holder removes before letting go of it. After waiting for
+    # one that is gone, one waits again.
     lock = target.with_name(f".{target.name}{LOCK_MARK}")
     while True:
         with lock.open("ab", buffering=0) as file:  # closed, and so released, after an interrupt
+            alone = True
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError:  # a network file system without locks
                 alone = False
-            else:
-                alone = True
-                if not _is_at(lock, file.fileno()):
-                    continue
+            if alone and not _is_at(lock, file.fileno()):
+                continue
             try:
                 yield alone
             finally:
@@ -195,42 +186,34 @@ def _turn_at(target: Path) -> Iterator[bool]:
 
 
 def _new_staging(target: Path, *, alone: bool) -> Path:
-    """Return an unused name; if this process works there alone, remove leftovers of killed ones."""
-    for leftover in _beside(target, STAGING_MARK) if alone else ():
+    for leftover in _beside(target, STAGING_MARK) if alone else ():  # of killed processes
         _remove(leftover)
     own = f"{os.getpid()}-{secrets.token_hex(4)}"
     return target.with_name(f".{target.name}{STAGING_MARK}{own}")
 
 
 def read_replaceable(folder: Path, read: Callable[[], Found]) -> Found:
-    """Return what `read` finds in a folder that other processes may replace meanwhile.
-
-    If another folder is there after a failure, the files may not have belonged together.
-    """
+    """Return what `read` finds in a folder that other processes may replace meanwhile."""
     while True:
         before = _identity(folder)
         try:
             return read()
-        except Exception:
+        except Exception:  # the files may not have belonged together
             if _identity(folder) == before:
                 raise
 
 
 def _identity(folder: Path) -> tuple[object, ...]:
-    """Return values that tell a folder from another one that takes its place."""
-    try:
+    with suppress(OSError):
         found = folder.stat()
-    except OSError:  # the next one may wait beside it
-        return tuple(_beside(folder, WHOLE_MARK))
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+        return found.st_dev, found.st_ino, found.st_mtime_ns
+    return tuple(_beside(folder, WHOLE_MARK))  # the next one may wait there
 
 
 def _is_at(path: Path, handle: int) -> bool:
-    """Return whether an open file is still the one with this name."""
-    try:
+    with suppress(FileNotFoundError):
         return os.path.samestat(path.stat(), os.fstat(handle))
-    except FileNotFoundError:
-        return False
+    return False
 
 
 def _put_in_place(staging: Path, target: Path) -> list[Path]:
@@ -240,8 +223,6 @@ def _put_in_place(staging: Path, target: Path) -> list[Path]:
         return []
     whole = target.with_name(staging.name.replace(STAGING_MARK, WHOLE_MARK))
     staging.rename(whole)
-    if _exchange(whole, target):
-        return [whole]
     old = whole.with_name(f"{whole.name}-old")  # sorted after the new one, see `recover`
     try:
         target.rename(old)
@@ -257,26 +238,12 @@ def _put_in_place(staging: Path, target: Path) -> list[Path]:
     return [old]
 
 
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; return False if the system or the disk cannot."""
-    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
-    if renameat2 is None:
-        return False
-    names = os.fsencode(one), os.fsencode(other)
-    failed: int = renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
-    return not failed  # if it failed for another reason, plain renames will report it
-
-
 def _beside(target: Path, mark: str) -> list[Path]:
-    """Return the leftovers beside a place under names with this mark, sorted."""
-    if not target.parent.is_dir():
-        return []
-    start = f".{target.name}{mark}"
-    return sorted(path for path in target.parent.iterdir() if path.name.startswith(start))
+    there = target.parent.iterdir() if target.parent.is_dir() else ()
+    return sorted(path for path in there if path.name.startswith(f".{target.name}{mark}"))
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, file or link, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -284,10 +251,7 @@ def _remove(path: Path) -> None:
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Write a file in one step: readers find either the old one or the new one.
-
-    A link stays a link, to the new file. A device or a pipe, as `/dev/stdout`, is written to.
-    """
+    """Write a file in one step; a link stays one, and a device or pipe is written to."""
     with writing(target):
         if target.exists() and not target.is_file():  # a file in its place would destroy it
             target.write_bytes(content)

@@ -29,11 +29,9 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def arguments_in(batch: Any, model: nn.Module) -> tuple[Any, ...] | dict[str, Any] | None:
-    """Return the arguments with which a model is called for a batch; None if they are unknown.
-
-    Of a tuple or a list the first element is taken, as the others are labels. Of a dict those
-    entries are taken that the model has arguments for, without labels; or else the images.
-    """
+    """Return the arguments with which a model is called for a batch; None if they are unknown."""
+    # The first element of a tuple or a list is taken, as the others are labels; of a dict, the
+    # entries that the model has arguments for, without labels, or else the images.
     if isinstance(batch, (tuple, list)):
         if not batch or not isinstance(batch[0], Mapping):
             return tuple(batch[:1])
@@ -44,7 +42,6 @@ def arguments_in(batch: Any, model: nn.Module) -> tuple[Any, ...] | dict[str, An
 
 
 def _named(batch: Mapping[str, Any], model: nn.Module) -> dict[str, Any] | None:
-    """Return the entries that are arguments of the model, if all that it needs are there."""
     try:
         parameters = inspect.signature(model.forward).parameters
     except (TypeError, ValueError):  # a forward that was written in another language
@@ -61,10 +58,7 @@ def _samples(batch: Mapping[str, Any]) -> tuple[Any] | None:
 
 
 def as_tensor(value: Any, precision: torch.dtype | None = None) -> Any:
-    """Return an array as a tensor, and float64 in the model's precision; other values as they are.
-
-    A model of float64 takes no other precision. None converts nothing.
-    """
+    """Return an array as a tensor, and float64 in a precision, if any; other values as they are."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biufc":
             raise InputTypeError(
@@ -120,13 +114,13 @@ def _map_first(
             return False
         return not dim or (value.dim() == dim and value.is_floating_point())
 
-    for place, value in enumerate(args):
-        if fits(value):
-            return (*args[:place], change(value), *args[place + 1 :]), dict(kwargs)
-    for name, value in kwargs.items():
-        if fits(value):
-            return tuple(args), {**kwargs, name: change(value)}
-    return None
+    values = [*args, *kwargs.values()]
+    place = next((place for place, value in enumerate(values) if fits(value)), None)
+    if place is None:
+        return None
+    values[place] = change(values[place])
+    named = zip(kwargs, values[len(args) :], strict=True)
+    return tuple(values[: len(args)]), dict(named)
 
 
 def map_first_tensor(
@@ -145,10 +139,8 @@ def mirror_images(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments |
 
 
 def mirror_back(logits: Tensor) -> Tensor | None:
-    """Return the logits of mirrored images as those of the images; None if left is unknown.
-
-    Only predictions of every pixel, shape (batch, classes, height, width), have a left and right.
-    """
+    """Return the logits of mirrored images as those of the images; None if left is unknown."""
+    # Only predictions of every pixel, shape (batch, classes, height, width), have a left and right.
     if logits.dim() == 4:
         return logits.flip(-1)
     return logits if logits.dim() in (1, 2) else None
@@ -170,7 +162,6 @@ def explained_inputs(inputs: Iterable[Any]) -> Iterator[None]:
 
 
 def _advice_on(value: Any) -> str:
-    """Return how to make an input that a model takes; nothing for one that it may take."""
     kind = type(value).__name__
     if isinstance(value, (list, tuple)):
         return f"A model takes tensors; found a {kind}. Make one of it with torch.stack({kind})."
@@ -191,14 +182,10 @@ def _advice_on(value: Any) -> str:
 
 
 def _precision(values: list[Any], said: str) -> str:
-    """Return what to do about inputs of another precision, if the model complained about types."""
     kinds = {each.dtype for each in values if isinstance(each, Tensor) and each.is_floating_point()}
-    if torch.float64 in kinds and _ABOUT_TYPES.search(said):
-        return (
-            "A model takes its own precision; found a tensor of float64, which numpy makes "
-            "unasked. Convert it as the model is, mostly with batch.float()."
-        )
-    if not kinds or not _ABOUT_TWO_TYPES.search(said):
+    # numpy makes float64 unasked.
+    about_types = _ABOUT_TYPES if torch.float64 in kinds else _ABOUT_TWO_TYPES
+    if not kinds or not about_types.search(said):
         return ""
     found = " and ".join(sorted(map(_name, kinds)))
     return (

@@ -48,14 +48,8 @@ def check_model(model: object) -> None:
 class LayerPaths:
     """Dotted paths of the layers of a model, whatever wraps the network.
 
-    Wrappers put `model.`, `module.` or `_orig_mod.` in front of the paths of layers, and the last
-    two of these also if only a part of a network is wrapped. So `0` and `model.0` are one layer
-    unless the model has both.
-
-    Example:
-        >>> paths = LayerPaths(nn.DataParallel(nn.Sequential(nn.Linear(2, 3))))
-        >>> paths.find("0"), paths.find("model.0"), paths.canonical("module.0")
-        ('module.0', 'module.0', '0')
+    Wrappers put `model.`, `module.` or `_orig_mod.` in front of paths, and the last two also if a
+    part of a network is wrapped. So `0` and `model.0` are one layer unless the model has both.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -64,11 +58,7 @@ class LayerPaths:
         self._model = model
 
     def find(self, path: str) -> str:
-        """Return the path that a layer has in this model.
-
-        The path itself wins, then one that differs by `module.` and `_orig_mod.` only. If there is
-        no such layer, or there are several, a `LayerNotFoundError` offers near names.
-        """
+        """Return the path of a layer here: itself, or the only one that differs by wrappers."""
         if path in self.layers:
             return path
         for bare, known in zip((_unwrapped, _bare), self._by_bare_path, strict=True):
@@ -182,8 +172,8 @@ def caught_inputs(layer: nn.Module) -> Iterator[list[Any]]:
         yield caught
 
 
-class _Reached(Exception):  # noqa: N818 - a signal, not an error
-    """The layer was reached: the rest of the forward pass is not needed."""
+class _Reached(Exception):  # noqa: N818 - a signal: the rest of a forward pass is not needed
+    pass
 
 
 @contextmanager
@@ -204,7 +194,6 @@ def stopped_at(layer: nn.Module, *, before: bool = False) -> Iterator[list[Any]]
 
 
 def _on_input(see: Callable[[Any], None]) -> Callable[..., None]:
-    """Return a hook that shows the first input of a layer."""
     return lambda _, args, kwargs: see(args[0] if args else next(iter(kwargs.values()), None))
 
 

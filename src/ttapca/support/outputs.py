@@ -7,8 +7,6 @@ other kinds become such logits, and the logits that a method returns become outp
     binary        z: (batch,), (batch, 1, ...)  the logits 0 and z, whose softmax is z's sigmoid
     multilabel    (batch, labels, ...)          the same for every label: (batch, 2, labels, ...)
     regression                                  there are no classes
-
-Nothing else in the library knows of kinds.
 """
 
 from __future__ import annotations
@@ -34,20 +32,7 @@ FindLogits = Callable[[Any], Tensor]
 
 
 class Outputs:
-    """Reads what a model returns as logits of classes, and writes such logits as it returns them.
-
-    `find` finds the logits in what the model returns; by default it returns nothing else. `found`
-    is the kind as which the last outputs were read.
-
-    Example:
-        >>> outputs = Outputs(reads="probabilities")
-        >>> outputs(torch.tensor([[2.0], [-1.0]]))
-        tensor([[ 0.,  2.],
-                [ 0., -1.]])
-        >>> outputs.as_returned(torch.tensor([[0.0, 3.0], [1.0, 1.0]]))
-        tensor([[3.],
-                [0.]])
-    """
+    """Reads the outputs of a model as logits of classes, and writes such logits as outputs."""
 
     def __init__(
         self,
@@ -74,7 +59,7 @@ class Outputs:
         self.kind: OutputKind | None = kind
         self.find = find
         self.reads: Reads = reads
-        self.found: OutputKind = kind or "multiclass"
+        self.found: OutputKind = kind or "multiclass"  # as which the last outputs were read
         self._flat = False  # whether the last outputs had no dimension for classes
 
     @property
@@ -104,11 +89,8 @@ class Outputs:
     def __call__(self, output: Any) -> Any:
         """Return the logits in what a model returns, in the form in which the method reads them."""
         logits = self.plain(output)
-        if self.reads == "nothing":
-            return logits
-        if self.reads == "classes, if any" and (
-            not self.exclusive or not isinstance(logits, Tensor) or not logits.dim()
-        ):
+        classes = self.exclusive and isinstance(logits, Tensor) and logits.dim() > 0
+        if self.reads == "nothing" or (self.reads == "classes, if any" and not classes):
             return logits
         return self._as_classes(logits)
 
@@ -134,9 +116,8 @@ class Outputs:
 
     def as_returned(self, logits: Any) -> Any:
         """Return logits of classes as the model returns its outputs."""
-        if self.reads == "nothing" or self.found in ("multiclass", "regression"):
-            return logits
-        if self.reads == "classes, if any" and not self.exclusive:
+        as_they_are = self.reads == "nothing" or self.found in ("multiclass", "regression")
+        if as_they_are or (self.reads == "classes, if any" and not self.exclusive):
             return logits
         # As log odds they need no constant, and logits that no method changed stay bit for bit.
         odds = logits[:, 1] - logits[:, 0]

@@ -1,7 +1,4 @@
-"""Read small text files from anywhere, with bounds on size, depth and numbers.
-
-Their content is then compared with a rule of `ttapca._checks`.
-"""
+"""Read small text files from anywhere, with bounds on size, depth and numbers."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ import math
 import os
 import stat
 import tomllib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,46 +35,38 @@ def read_bounded(path: Path, error: ErrorType, largest: int = LARGEST) -> bytes:
 def parse_json(
     text: bytes | str, where: str, error: ErrorType, *, largest: int = LARGEST, finite: bool = True
 ) -> Any:
-    """Parse JSON, with bounds on size, depth and numbers, and no name twice in one object.
-
-    `where` names the file in the error that `error` makes; `finite` refuses NaN and infinity.
-
-    Example:
-        >>> from ttapca.errors import DataFormatError
-        >>> parse_json('{"a": 1, "a": 2}', "a.json", DataFormatError)
-        Traceback (most recent call last):
-        ttapca.errors.DataFormatError: a.json is not JSON as we read it: the name `a` occurs twice.
-    """
-    try:
-        if len(text) > largest:
-            raise ValueError(f"it has more than {largest:,} characters")
-        content = json.loads(
-            text.decode() if isinstance(text, bytes) else text,
-            object_pairs_hook=_each_name_once,
-            parse_int=_whole,
-            parse_float=_finite if finite else float,
-            parse_constant=_finite if finite else float,
-        )
-        _check_depth(content)
-    except (ValueError, RecursionError) as fault:
-        raise error(f"{where} is not JSON as we read it: {_reason(fault)}.") from fault
-    return content
+    """Parse JSON with bounds on size, depth and numbers; `where` names the file in an error."""
+    number = _finite if finite else float
+    load = partial(
+        json.loads,
+        object_pairs_hook=_each_name_once,
+        parse_int=_whole,
+        parse_float=number,
+        parse_constant=number,
+    )
+    return _parsed(text, load, largest, f"{where} is not JSON as we read it", error)
 
 
 def parse_toml(text: bytes | str, where: str, error: ErrorType) -> dict[str, Any]:
     """Parse TOML with bounds on size and depth; the arguments are those of `parse_json`."""
-    try:
-        if len(text) > LARGEST_TOML:
-            raise ValueError(f"it has more than {LARGEST_TOML:,} characters")
-        content = tomllib.loads(text.decode() if isinstance(text, bytes) else text)
-        _check_depth(content)
-    except (ValueError, RecursionError) as fault:
-        raise error(f"{where} is not readable TOML: {_reason(fault)}.") from fault
+    what = f"{where} is not readable TOML"
+    content: dict[str, Any] = _parsed(text, tomllib.loads, LARGEST_TOML, what, error)
     return content
 
 
-def _reason(fault: Exception) -> str:
-    return "it is nested too deep" if isinstance(fault, RecursionError) else str(fault)
+def _parsed(
+    text: bytes | str, load: Callable[[str], Any], largest: int, what: str, error: ErrorType
+) -> Any:
+    try:
+        if len(text) > largest:
+            raise ValueError(f"it has more than {largest:,} characters")
+        content = load(text.decode() if isinstance(text, bytes) else text)
+        _check_depth(content)
+    except RecursionError as fault:
+        raise error(f"{what}: it is nested too deep.") from fault
+    except ValueError as fault:
+        raise error(f"{what}: {fault}.") from fault
+    return content
 
 
 def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -95,7 +86,7 @@ def _whole(text: str) -> int:
 
 def _finite(text: str) -> float:
     number = float(text)
-    if not abs(number) < float("inf"):
+    if not math.isfinite(number):
         raise ValueError(f"it holds a number that is not finite ({text[:LONGEST_NUMBER]})")
     return number
 
@@ -111,12 +102,7 @@ def _check_depth(content: object) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Return a value with null in the place of NaN and infinity, which JSON does not have.
-
-    Example:
-        >>> finite({"ratio": float("inf"), "errors": (1.5, float("nan"))})
-        {'ratio': None, 'errors': [1.5, None]}
-    """
+    """Return a value with null in the place of NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {name: finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

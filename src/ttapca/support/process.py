@@ -1,8 +1,4 @@
-"""This process: the memory that it has and can get, and Ctrl-C.
-
-A container often allows less memory than the machine has. Linux says so in the files of the control
-groups of the process, in one tree (version 2) or one for each resource (version 1).
-"""
+"""This process: the memory that it has and can get, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -64,31 +60,21 @@ def _kilobytes(line: str) -> int:
 
 
 def _group_limits(cgroups: Path, proc: Path) -> Iterator[int]:
-    """Yield the bytes that each control group of this process leaves to it."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if not controllers:
-            names = ("memory.max", "memory.current", "inactive_file")
-            yield from _left(cgroups, group, *names)
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            yield from _left(cgroups / "memory", group, *names)
-
-
-def _left(root: Path, group: str, limit: str, usage: str, cached: str) -> Iterator[int]:
+    """Yield the bytes that each control group (version 2) of this process leaves to it."""
+    parts: list[str] = []
+    with suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                parts = [part for part in line[3:].split("/") if part not in ("", "..")]
     # Inside a container the group's own path may not be there; then the root stands for it.
-    parts = [part for part in group.split("/") if part not in ("", "..")]
     for depth in range(len(parts) + 1):
-        folder = root.joinpath(*parts[:depth])
+        folder = cgroups.joinpath(*parts[:depth])
         with suppress(OSError, ValueError):  # "max" is no number: no limit
-            most, used = (int((folder / name).read_text()) for name in (limit, usage))
+            most = int((folder / "memory.max").read_text())
+            used = int((folder / "memory.current").read_text())
             for line in (folder / "memory.stat").read_text().splitlines():
                 name, _, value = line.partition(" ")
-                used -= int(value) if name == cached else 0
+                used -= int(value) if name == "inactive_file" else 0
             yield most - used
 
 

@@ -7,40 +7,21 @@ from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 Step = TypeVar("Step")
-StepOf = TypeVar("StepOf", covariant=True)
 
 
 def counted(number: int, thing: str) -> str:
-    """Write a number of things.
-
-    Example:
-        >>> counted(1, "image"), counted(2000, "image")
-        ('1 image', '2,000 images')
-    """
+    """Write a number of things: `1 image`, `2,000 images`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 class Reporter(Protocol):
-    """The methods that a caller implements to follow a long operation.
-
-    Example:
-        >>> class Loud:
-        ...     def note(self, text: str) -> None:
-        ...         print(text)
-        ...     def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
-        ...         print(f"{task}: {done} of {total}")
-        >>> Steps(Loud(), "checking").finish()
-        checking: 0 of 0
-    """
+    """The methods that a caller implements to follow a long operation."""
 
     def note(self, text: str) -> None:
         """Receive one finished sentence."""
 
     def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
-        """Receive the state of a task: numbers of images, batches or bytes, and results so far.
-
-        The task is finished if `done` reaches `total`, which is None if it is unknown.
-        """
+        """Receive the images, batches or bytes of a task that are done, and results so far."""
 
 
 class Silent:
@@ -53,34 +34,28 @@ class Silent:
         """Ignore the numbers."""
 
 
-class Counted(Generic[StepOf]):
+class Counted(Generic[Step]):
     """Steps whose number is known, and the word for one of them; other steps are batches."""
 
-    def __init__(self, steps: Iterable[StepOf], unit: str, count: int) -> None:
+    def __init__(self, steps: Iterable[Step], unit: str, count: int) -> None:
         self._steps, self.unit, self._count = steps, unit, count
 
     def __length_hint__(self) -> int:
         """Return how many there are."""
         return self._count
 
-    def __iter__(self) -> Iterator[StepOf]:
+    def __iter__(self) -> Iterator[Step]:
         """Yield the steps."""
         return iter(self._steps)
 
 
 class Steps:
-    """Wraps the batches of a loop, as `tqdm` does, and tells a reporter about each.
-
-    `total` counts the batches of all loops, `done` those of earlier runs.
-
-    Example:
-        >>> sum(Steps(Silent(), "adding")([1, 2, 3]))
-        6
-    """
+    """Wraps the batches of a loop, as `tqdm` does, and tells a reporter about each."""
 
     def __init__(
         self, reporter: Reporter, task: str, total: int | None = None, done: int = 0
     ) -> None:
+        # `total` counts the batches of all loops, `done` those of earlier runs.
         self._reporter, self._task = reporter, task
         self._done, self._total, self._fixed = done, total, total is not None
         self._plan = ""

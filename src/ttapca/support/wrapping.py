@@ -1,8 +1,6 @@
 """Put wrappers around a module's `forward`, and hooks on it, and take them off in any case.
 
-An interrupt (Ctrl-C) may come at any line. So `Patches` notes each patch before it puts it on a
-module, and `surely` and `finally_do` begin before there is anything to undo. After an interrupt
-torch calls no forward hook, so changes for one pass are made and undone around `forward` itself.
+After an interrupt (Ctrl-C) torch calls no hook: one pass is changed around `forward` itself.
 """
 
 from __future__ import annotations
@@ -21,9 +19,7 @@ Result = TypeVar("Result")
 class Switch(Protocol):
     """Something that is switched on or off, such as a surface."""
 
-    @property
-    def enabled(self) -> bool:
-        """Whether it acts."""
+    enabled: bool
 
 
 class Wrapper:
@@ -40,12 +36,11 @@ class WrappedForward:
     """Replaces the `forward` of one module by wrappers around it, the outermost last.
 
     It is an attribute of the instance, where `nn.Module` looks first; removing it leaves no trace.
-    `shadowed` is a `forward` that somebody else had put on the instance, usually None.
     """
 
     def __init__(self, module: nn.Module, wrapper: Wrapper) -> None:
         self._module = module
-        self.shadowed: Callable[..., Any] | None = vars(module).get("forward")
+        self.shadowed: Callable[..., Any] | None = vars(module).get("forward")  # of somebody else
         self.wrappers: list[Wrapper] = [wrapper]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -87,26 +82,10 @@ class EvaluationMode(Wrapper):
 
 @dataclass(eq=False)
 class Patches:
-    """Wrappers and hooks that were put on modules together, and come off together.
+    """Wrappers and hooks that were put on modules together, and come off together."""
 
-    Each is noted before it is put on. So `remove` takes off all of them, even if an interrupt cut
-    off putting them on, and may be called again if it was interrupted itself.
-
-    Example:
-        >>> import torch
-        >>> class Doubled(Wrapper):
-        ...     def __call__(self, forward, /, x):
-        ...         return 2 * forward(x)
-        >>> layer, patches = nn.Identity(), Patches()
-        >>> patches.wrap(layer, Doubled())
-        >>> patches.hook_output(layer, lambda _layer, _args, output: output + 1)
-        >>> layer(torch.tensor(3.0)).item()
-        7.0
-        >>> patches.remove()
-        >>> layer(torch.tensor(3.0)).item()
-        3.0
-    """
-
+    # Each is noted before it is put on. So `remove` takes off all of them, even if an interrupt cut
+    # off putting them on, and may be called again if it was interrupted itself.
     noted: list[tuple[nn.Module, Wrapper | Callable[..., Any]]] = field(default_factory=list)
 
     def wrap(self, module: nn.Module, wrapper: Wrapper) -> None:
@@ -177,8 +156,8 @@ def is_replaced(module: nn.Module) -> bool:
 def surely(run: Callable[[], Result], then: Callable[[], object]) -> Result:
     """Return what `run` returns, and call `then` afterwards, however `run` ends.
 
-    An interrupt may come at any moment, even within `then`, so `then` is called twice: it must
-    continue at the point of the interrupt, and do nothing if all is done.
+    An interrupt may come even within `then`, so `then` is called twice: it must continue at the
+    point of the interrupt, and do nothing if all is done.
     """
     try:
         try:

@@ -16,31 +16,21 @@ from ttapca.support.wrapping import Patches, Result, is_replaced, surely
 class Surface(nn.Module):
     """A part of a model that may change at test time.
 
-    Gradient steps may move a surface's parameters. When it is attached, a surface declares to the
-    stream all that changes over time; the stream then resets, saves and exchanges it.
-
-    Attributes:
-        enabled: Whether the surface acts; set it to switch.
-        patches: The hooks and wrappers of the surface on its model.
-        stream: The stream that it reads and writes, once attached.
+    When it is attached, a surface declares to the stream all that changes over time; the stream
+    then resets, saves and exchanges it.
     """
 
-    stream: Stream
+    stream: Stream  # that it reads and writes, once attached
 
     def __init__(self) -> None:
         super().__init__()
-        self.enabled = True
-        self.patches = Patches()
+        self.enabled = True  # whether the surface acts; set it to switch
+        self.patches = Patches()  # its hooks and wrappers on the model
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
-        """Put the surface on a model; a subclass continues after the check that is made here.
+        """Put the surface on a model, with a stream, by default one of its own.
 
-        Args:
-            model: Any module.
-            stream: The stream to read and write; by default one for this surface alone.
-
-        Raises:
-            AttachError: The surface does not fit the model, or is attached already.
+        A subclass continues after the check that is made here.
         """
         del model
         if self.patches.noted:
@@ -51,15 +41,11 @@ class Surface(nn.Module):
         """Run something while attributes of the surface have other values."""
         before = {name: getattr(self, name) for name in values}
 
-        def put(given: dict[str, Any]) -> None:
-            for name, value in given.items():
-                setattr(self, name, value)
-
         def inside() -> Result:
-            put(values)
+            vars(self).update(values)
             return run()
 
-        return surely(inside, then=functools.partial(put, before))
+        return surely(inside, then=functools.partial(vars(self).update, before))
 
     def detach(self) -> None:
         """Take the surface away without a trace; harmless when it is not attached."""

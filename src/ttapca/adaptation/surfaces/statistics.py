@@ -1,7 +1,4 @@
-"""BatchNorm as a surface, with statistics of the source, the batch, or both.
-
-Statistics that follow a stream are in `ttapca.adaptation.surfaces.stream_statistics`.
-"""
+"""BatchNorm as a surface, with statistics of the source, the batch, or both."""
 
 from __future__ import annotations
 
@@ -15,10 +12,13 @@ from ttapca._checks import Maybe, Number, check_option
 from ttapca.adaptation.surfaces.base import Surface, refuse_replaced
 from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.stream import ScaleGivenBack, Stream
-from ttapca.support.channel_moments import LARGE, can_be_quick, channel_moments, mixed_moments
 from ttapca.support.norm_layers import (
+    LARGE,
     BatchNormKind,
     Forward,
+    can_be_quick,
+    channel_moments,
+    mixed_moments,
     running_statistics,
     with_running_statistics,
 )
@@ -34,8 +34,7 @@ class BatchNormStatistics(Surface):
         mean = alpha m_batch + (1 - alpha) m_source
         var  = alpha v_batch + (1 - alpha) v_source + alpha (1 - alpha) (m_batch - m_source)^2
 
-    Running statistics are read and never written, in training mode as well. Gradients pass through
-    the statistics of the batch.
+    Running statistics are read and never written. Gradients pass through those of the batch.
 
     Args:
         alpha: Weight of the batch, from 0 (source) to 1 (batch). A pair is the weight in the first
@@ -45,18 +44,12 @@ class BatchNormStatistics(Surface):
             the distance between the means.
         required: Whether a model without BatchNorm is an error.
 
-    Attributes:
-        ends: `alpha` in the first and in the last layer.
-        layers: Those that were taken over, once attached, in the order of the model.
-
     Example:
         >>> import torch
         >>> model = nn.Sequential(nn.BatchNorm1d(1, affine=False)).eval()
-        >>> statistics = BatchNormStatistics(alpha=1.0)
-        >>> statistics.attach(model)
-        >>> [round(value, 2) for value in model(torch.tensor([[5.0], [7.0]])).flatten().tolist()]
+        >>> BatchNormStatistics(alpha=1.0).attach(model)
+        >>> model(torch.tensor([[5.0], [7.0]])).flatten().round().tolist()
         [-1.0, 1.0]
-        >>> statistics.detach()
     """
 
     def __init__(
@@ -99,13 +92,6 @@ class BatchNormStatistics(Surface):
     def mean_weight(self) -> float | None:
         """Weight of the batch, averaged over the layers; None if it depends on its size."""
         return None if self.prior is not None or not self.layers else sum(self.ends) / 2
-
-    def extra_repr(self) -> str:
-        """Return what `print(adapter)` shows."""
-        first, last = self.ends
-        alpha = f"{first}" if first == last else f"{first} to {last}"
-        prior = "" if self.prior is None else f", prior={self.prior}"
-        return f"alpha={alpha}{prior}, layers={len(self.layers)}"
 
 
 class BatchNormLayer(Wrapper):

@@ -30,21 +30,19 @@ from ttapca.spectral.source_classes import ClassPlan, LayerClasses, SourceClasse
 from ttapca.spectral.stream import ScaleGivenBack, Stream
 from ttapca.spectral.stream_batch import StreamBatch, sums_by_group
 from ttapca.spectral.stream_state import TINY, LayerMoments, StreamState
-from ttapca.support.channel_moments import (
-    Moments,
-    channel_moments,
-    moments_of_each,
-    some_places,
-)
 from ttapca.support.modules import LayerPaths, device_and_dtype
 from ttapca.support.norm_layers import (
     BatchNormKind,
     Forward,
+    Moments,
     NormKind,
     SampleNormKind,
     call_every_layer,
+    channel_moments,
     channels_of,
     is_sample_norm,
+    moments_of_each,
+    some_places,
     with_running_statistics,
 )
 from ttapca.support.tensors import as_on
@@ -58,16 +56,11 @@ class StreamStatistics(Surface):
     data shift. A channel is normalised by the mixture, and then given the mean and variance of the
     source again. With the weight 0 any layer is as it was.
 
-    Args:
-        ends: Weight of many images that have surely shifted, in the first and the last layer; in
-            between it changes evenly.
-        prior: Number of images that weigh half as much as many.
-        alone: Weight of a single image that is very unusual, in every BatchNorm layer with feature
-            maps. It is added to the weight of a batch, and fades to 0 until `prior` images came.
-        source: Mean and variance of every channel of GroupNorm and LayerNorm layers, before the
-            layer's own scale and shift, by path, shape (2, channels).
-        classes: The classes of the source; None if classes are not looked at.
-        constants: See `ttapca.spectral.constants`.
+    `ends` are the weights of many images that have surely shifted, in the first and the last layer;
+    `prior` images weigh half as much. `alone` is the weight of a single image that is very unusual,
+    in BatchNorm layers with feature maps; it fades until `prior` images came. `source` has mean and
+    variance of every channel of GroupNorm and LayerNorm layers before the layer's own scale and
+    shift, by path, shape (2, channels).
     """
 
     def __init__(
@@ -179,10 +172,10 @@ class StreamStatistics(Surface):
         return with_maps, torch.where(first, 0.0, plain), total, seen
 
     def change(self, batch: StreamBatch, other: ClassPlan) -> list[float]:
-        """Return how much statistics change with another plan than that of a pass, from 0 to 1.
+        """Return how much statistics of each stream change with another plan, from 0 to 1.
 
-        For each stream that is the largest of any layer: the difference of the weights of the test
-        data, or the share of images whose class is another one, times the weight of these images.
+        That is the largest of any layer: the difference of the weights of the test data, or the
+        share of images whose class is another one, times the weight of these images.
         """
         found = [0.0] * len(batch.states)
         if batch.plan is None or not self.layers:
@@ -206,10 +199,7 @@ class StreamStatistics(Surface):
         return found
 
     def _settle(self, batch: StreamBatch) -> tuple[LayerMoments, Sequence[bool]] | None:
-        """Return moments with this batch, and which groups have any; a row for each group.
-
-        The part that the classes explain by the last plan is taken out.
-        """
+        """Return moments with this batch, less the part of classes, and which groups have any."""
         known = self.pass_of(batch)
         self._pass = None  # it holds the batch
         # The first image of all says nothing in some layers, but the next one is the second.
@@ -238,11 +228,6 @@ class StreamStatistics(Surface):
         weights = self.weights * shift * samples / (samples + self.prior).clamp(min=1)
         return float(weights.mean())
 
-    def extra_repr(self) -> str:
-        """Return what `print(adapter)` shows."""
-        first, last = self.ends
-        return f"{first} to {last}, prior={self.prior}, layers={len(self.layers)}"
-
 
 class LayerPass:
     """The statistics of one pass, for all layers and all groups of its batch.
@@ -250,7 +235,7 @@ class LayerPass:
     `tables` are the weights of the test data, in layers with feature maps and in others; `total`
     and `seen` the numbers of independent and of all images by now, and `new` the share of this
     batch in `total`; shape (groups, layers) each. `corrections` are the part of mean and variance
-    that the classes of the batch explain, shape (groups, channels) each; None without classes.
+    that the classes of the batch explain, shape (groups, channels) each.
     """
 
     def __init__(self, surface: StreamStatistics, batch: StreamBatch) -> None:
@@ -338,28 +323,22 @@ class LayerPass:
         batch = self._batch
         shifts, variances, seen = [], [], []
         for number, layer in enumerate(self._layers):
-            known = batch.layers.get(number)
-            if known is None:
-                nothing = self.past.moments[:, 0, layer.channels] * 0
-                shifts.append(nothing)
-                variances.append(nothing)
-                seen.append(nothing[:, 0] > 0)
-                continue
-            shift, var, maps = known
-            if not batch.traced and len(shift) != len(batch.groups):
-                streams = [stream for stream, _ in batch.groups]
-                shift, var = shift[streams], var[streams]  # before conditions were told apart
+            if number in batch.layers:
+                shift, var, maps = batch.layers[number]
+                if not batch.traced and len(shift) != len(batch.groups):
+                    streams = [stream for stream, _ in batch.groups]
+                    shift, var = shift[streams], var[streams]  # before conditions were told apart
+                seen.append(self.tables[0 if maps else 1][:, number] > 0)
+            else:
+                shift = var = self.past.moments[:, 0, layer.channels] * 0
+                seen.append(shift[:, 0] > 0)
             shifts.append(shift)
             variances.append(var)
-            seen.append(self.tables[0 if maps else 1][:, number] > 0)
         return torch.cat(shifts, 1), torch.cat(variances, 1), torch.stack(seen, 1)
 
 
 class LayerStatistics(Wrapper):
-    """Runs one layer with the statistics of a surface, while that is switched on.
-
-    `number` is that of the layer, `channels` are its own among those of all layers.
-    """
+    """Runs one layer, whose `channels` are among those of all, while a surface is switched on."""
 
     replaces = True
 
@@ -376,12 +355,13 @@ class LayerStatistics(Wrapper):
             return forward(input)
         batch = surface.stream.opened(input.shape[0])
         if self.path in batch.watched and self.path not in batch.means:
-            values = self.kind.values(input)
-            batch.means[self.path] = _means_of_each(values)
+            # The channel means of each sample, as `fit` measures them.
+            values = self.kind.values(input).detach()
+            means = values.flatten(2).mean(2) if values.dim() > 2 else values
+            batch.means[self.path] = means.float()
         known = surface.pass_of(batch)
-        if known.single:
-            return self._of_one_group(known, batch, input, forward)
-        return self._of_groups(known, batch, input, forward)
+        run = self._of_one_group if known.single else self._of_groups
+        return run(known, batch, input, forward)
 
     def _of_one_group(
         self, known: LayerPass, batch: StreamBatch, x: Tensor, forward: Forward
@@ -432,39 +412,22 @@ class LayerStatistics(Wrapper):
         """Normalise samples, each by the statistics of its group."""
         values = self.kind.values(x)
         source = self.kind.source(values)
-        groups = batch.group_count
         if group_of is None:
             group_of = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
-        shift, var = _moments_of_groups(values, source[0], group_of, counted, groups)
+        mean, square = moments_of_each(values, source[0])  # (samples, channels) each
+        weights = mean.new_ones(mean.shape[0], 1) if counted is None else counted.to(mean)[:, None]
+        rows = torch.cat([mean, square, torch.ones_like(weights)], 1) * weights
+        sums = sums_by_group(rows, group_of, batch.group_count)
+        # Mean and variance of each group around the mean of the source, (groups, channels) each.
+        parts, size = sums / sums[:, -1:].clamp(min=1), mean.shape[1]
+        shift = parts[:, :size]
+        var = (parts[:, size : 2 * size] - shift.square()).clamp(min=0)
+        shift, var = as_on(shift, values), as_on(var, values)
         self._record(batch, shift, var, maps)
         mean, var = known.mixed(self, maps, (shift, var))
         return self.kind.normalised_each(values, (source[0] + mean, var), group_of, x, forward)
 
     def _record(self, batch: StreamBatch, shift: Tensor, var: Tensor, maps: bool) -> None:
         # Of several passes of a batch, the first one counts.
-        if not batch.records or self.number in batch.layers:
-            return
-        if shift.requires_grad or var.requires_grad:
-            shift, var = shift.detach(), var.detach()
-        batch.layers[self.number] = shift, var, maps
-
-
-def _moments_of_groups(
-    values: Tensor, centre: Tensor, of: Tensor, counted: Tensor | None, groups: int
-) -> Moments:
-    """Return mean, from a centre, and variance of each group, shape (groups, channels) each."""
-    mean, square = moments_of_each(values, centre)  # around the centre, (samples, channels)
-    weights = mean.new_ones(mean.shape[0], 1) if counted is None else counted.to(mean)[:, None]
-    rows = torch.cat([mean, square, torch.ones_like(weights)], 1) * weights
-    sums = sums_by_group(rows, of, groups)
-    parts = sums / sums[:, -1:].clamp(min=1)
-    size = mean.shape[1]
-    shift = parts[:, :size]
-    var = (parts[:, size : 2 * size] - shift.square()).clamp(min=0)
-    return as_on(shift, values), as_on(var, values)
-
-
-def _means_of_each(values: Tensor) -> Tensor:
-    """Return the channel means of each sample, as `fit` measures them."""
-    values = values.detach()
-    return values.flatten(2).mean(2).float() if values.dim() > 2 else values.float()
+        if batch.records and self.number not in batch.layers:
+            batch.layers[self.number] = shift.detach(), var.detach(), maps

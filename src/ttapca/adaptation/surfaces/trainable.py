@@ -44,8 +44,7 @@ class Weights(Surface):
     """Copies of some of the model's weights, which take their place during a forward pass.
 
     Gradient steps move the copies, so the model's own parameters and its state dict stay as they
-    were. A new stream starts with the model's own values. `select` chooses the parameters; it is a
-    function of a module, so that it can be pickled. `what` names them in errors.
+    were. `select` chooses the parameters, `what` names them in errors.
     """
 
     def __init__(self, select: Select, what: str) -> None:
@@ -85,7 +84,7 @@ class Weights(Surface):
         super().detach()
 
     def contents(self) -> list[Tensor]:
-        """Return the values of the copies; see `ttapca.spectral.stream.Part`."""
+        """Return the values of the copies."""
         return [copy.data for copy in self._listed()]
 
     def _listed(self) -> list[nn.Parameter]:
@@ -132,10 +131,6 @@ class Weights(Surface):
         for parameter, places in zip(parameters, self._places, strict=True):
             for module, name in places:
                 setattr(module, name, parameter)
-
-    def extra_repr(self) -> str:
-        """Return what `print(adapter)` shows."""
-        return f"{self._what}: {sum(copy.numel() for copy in self.copies):,} numbers"
 
 
 class NormAffine(Weights):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ttapca.support.channel_moments import channel_moments, quick_moments
+from ttapca.support.norm_layers import channel_moments, quick_moments
 
 
 @pytest.mark.parametrize("offset", [0.0, 3.0, 1000.0], ids=["centred", "near", "far"])
