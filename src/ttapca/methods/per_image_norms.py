@@ -17,8 +17,7 @@ from ttapca.adaptation.surfaces.trainable import AroundForward
 from ttapca.errors import AttachError
 from ttapca.methods.method import Assembly, Count, Method, NotNegative, Positive, Seed, register
 from ttapca.spectral.stream import Stream
-from ttapca.support.channel_moments import Moments
-from ttapca.support.norm_layers import BatchNormKind, Forward, with_running_statistics
+from ttapca.support.norm_layers import BatchNormKind, Forward, Moments, with_running_statistics
 
 BATCH = 64  # samples by which the momentum of `unmix-tns` is meant, as in the official code
 USUAL_MOMENTUM = 0.1  # of a BatchNorm layer that has none
