@@ -20,6 +20,7 @@ from ttapca.serving.feeding import (
     FedStream,
     Feeder,
     Pace,
+    ServerClient,
     Step,
     StreamPlan,
     Tally,
@@ -27,7 +28,6 @@ from ttapca.serving.feeding import (
     parse_schedule,
     parse_seconds,
 )
-from ttapca.serving.server_client import ServerClient
 
 DIGITS = read_digits()[:60]
 FAST = 100_000.0  # images a second: nothing waits

@@ -89,11 +89,11 @@ def test_a_large_body_is_refused_before_it_is_read(
         assert headers["connection"] == "close"
         assert connection.recv(1) == b""
     # Half a second may be too short for a busy machine; the rest would meet a closed connection.
-    monkeypatch.setattr("ttapca.serving.middleware.DISCARD_SECONDS", PATIENCE)
+    monkeypatch.setattr("ttapca.serving.http_app.DISCARD_SECONDS", PATIENCE)
     with server.connect() as connection:  # it sends all, and then looks
         connection.sendall(head(10**6) + bytes(10**6))
         assert answered(connection)[0] == 413
-    monkeypatch.setattr("ttapca.serving.middleware.DISCARD_SECONDS", 0.1)
+    monkeypatch.setattr("ttapca.serving.http_app.DISCARD_SECONDS", 0.1)
     with server.connect() as connection:  # it sends some, and waits
         connection.sendall(head(10**9) + bytes(10))
         status, headers, _ = answered(connection)

@@ -37,7 +37,7 @@ from ttapca.errors import (
     ShapeError,
 )
 from ttapca.serving import export_onnx, with_tensors
-from ttapca.serving.stateful_network import StatefulNetwork
+from ttapca.serving.onnx_export import StatefulNetwork
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")

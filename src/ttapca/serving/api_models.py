@@ -13,15 +13,16 @@ from PIL import Image
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
 from ttapca.serving.batched_network import Pixels
-from ttapca.serving.decoding import FORM, JSON, NPY, PICTURE_TYPES
+from ttapca.serving.decoding import FORM, NPY, PICTURE_TYPES
 from ttapca.serving.http_errors import CODES
+from ttapca.serving.request_queue import Answer
+from ttapca.serving.stream_record import Mode, StreamGlance, StreamStatus
 from ttapca.serving.tokens import Token
 from ttapca.support.outputs import OutputKind, Outputs
 from ttapca.support.parsing import finite
 
-BYTES, PNG = "application/octet-stream", "image/png"
+BYTES, JSON = "application/octet-stream", "application/json"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
@@ -85,21 +86,11 @@ def predicted(
 _probability = itemgetter("probability")
 
 
-def png_bytes(pixels: Pixels) -> bytes:
-    """Return pixels, uint8 (height, width, 3), as a PNG file."""
+def picture_url(pixels: Pixels) -> str:
+    """Return pixels, uint8 (height, width, 3), as a `data:` URL of a PNG file."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
-def picture_urls(pictures: tuple[Pixels, Pixels] | None) -> dict[str, str | None]:
-    """Return `Pictures`: an image before and after the filter."""
-    if pictures is None:
-        return {"before": None, "after": None}
-    before, after = (
-        f"data:{PNG};base64,{b64encode(png_bytes(each)).decode()}" for each in pictures
-    )
-    return {"before": before, "after": after}
+    return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
 
 
 # Describing answers ------------------------------------------------------------------------------
@@ -175,7 +166,6 @@ class ErrorAnswer(BaseModel):
     error: ErrorFacts
 
 
-_LISTS = {"type": "array", "minItems": 1, "items": {"type": "array", "items": {}}}
 _FILES = {"type": "array", "items": BINARY["schema"]}
 _FORM = {"type": "object", "required": ["images"], "properties": {"images": _FILES}}
 IMAGES_BODY = {
@@ -184,18 +174,6 @@ IMAGES_BODY = {
         "content": {
             FORM: {"schema": _FORM},
             **dict.fromkeys((*PICTURE_TYPES, NPY), BINARY),
-            JSON: {
-                "schema": {
-                    "type": "object",
-                    "required": ["images"],
-                    "properties": {"images": _LISTS, "scale": {"const": 255}},
-                    "additionalProperties": False,
-                },
-                "examples": {
-                    "shares": {"value": {"images": [[[[0.0, 0.5], [1.0, 0.25]]]]}},
-                    "bytes": {"value": {"images": [[[[0, 128], [255, 64]]]], "scale": 255}},
-                },
-            },
         },
     }
 }
@@ -213,8 +191,3 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
         status: {"model": ErrorAnswer, "description": f"With a code: {', '.join(CODES[status])}."}
         for status in sorted({*ALWAYS, *statuses})
     }
-
-
-def file_answer(kind: str, *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe a route that answers with a file."""
-    return {200: {"content": {kind: BINARY}}, **refusals(*statuses)}

@@ -21,8 +21,7 @@ from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import AttachError, LayerOutputError
 from ttapca.methods.wiener import Wiener
 from ttapca.networks.evaluation import EvaluatedKind
-from ttapca.serving.answers import Mode, StreamStatus
-from ttapca.serving.stream_record import StreamRecord
+from ttapca.serving.stream_record import Mode, StreamRecord, StreamStatus
 from ttapca.spectral.stream_batch import ImageRows
 from ttapca.support.modules import device_and_dtype, find_layer
 from ttapca.support.outputs import FindLogits, OutputKind
@@ -219,13 +218,8 @@ class BatchedNetwork:
         facts = {"shift": 0.0} | self._adapter.facts_of(record.state)
         return StreamStatus(
             health=Health(name, record.images, record.skipped, **facts),
-            mode=record.mode,
             gains=tuple(self._gain.band_gains(record.state).tolist()),
-            requests=record.requests,
-            adapted_share=record.adapted_share,
-            disagreement=record.disagreement,
-            shifted_since=record.shifted_since,
-            last_seen=record.last_seen,
+            **record.counts(),
         )
 
     def _keep_given(self, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,19 +1,26 @@
 """Play a data set against a server, as cameras whose images get worse and better again.
 
-Each stream has a thread and a connection of its own. Its images depend on the data, the schedule
-and the seed alone, also if the server is too slow to take them in time.
+Each stream has a thread of its own. Its images depend on the data, the schedule and the seed alone,
+also if the server is too slow to take them in time.
 """
 
 from __future__ import annotations
 
+import http.client
+import io
 import itertools
+import json
+import math
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.error import HTTPError
+from urllib.parse import quote, urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +31,6 @@ from ttapca.corruptions.apply import corrupt_any_size, needs_photographs
 from ttapca.corruptions.catalogue import SEVERITIES, find
 from ttapca.datasets import Images, Order, choose
 from ttapca.errors import FeedError, OptionError
-from ttapca.serving.server_client import ServerClient
 
 STOPPING = 2.0  # seconds that a request may take to end when feeding stops
 LATE = 1.0  # seconds behind its time from which a stream does not catch up
@@ -32,11 +38,11 @@ LATE = 1.0  # seconds behind its time from which a stream does not catch up
 # Schedules ---------------------------------------------------------------------------------------
 
 CLEAN = "clean"
-SECONDS = {"s": 1, "m": 60, "h": 3600}
+SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 LONGEST = 1_000_000_000  # images or seconds of one condition
-STEP = re.compile(
-    r"(?P<corruption>\w+)(?::(?P<severity>\w+))?\s+(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)"
-)
+NUMBER = r"(\d+(?:\.\d+)?)"
+STEP = re.compile(rf"(\w+)(?::(\w+))?\s+{NUMBER}\s*(s|m|h|images?)")
+DURATION = re.compile(rf"\s*{NUMBER}\s*([smh]?)\s*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -60,50 +66,42 @@ class Step:
 
 
 def parse_schedule(text: str) -> tuple[Step, ...]:
-    """Return the steps of a schedule: `CONDITION DURATION`, separated by commas.
-
-    A condition is `clean`, or a corruption with its severity (5 if none is given). A duration is a
-    number with `s`, `m` or `h`, or a number of `images`.
-
-    Example:
-        >>> steps = parse_schedule("clean 20s, snow:3 1.5m, fog 50 images")
-        >>> [step.title for step in steps]
-        ['clean', 'snow:3', 'fog:5']
-    """
+    """Return the steps of a schedule, such as `clean 20s, snow:3 1.5m, fog 50 images`."""
     return tuple(_step(word.strip(), text) for word in text.split(","))
 
 
 def parse_seconds(text: str, option: str) -> float:
     """Return the seconds of a duration such as `5s`, `1.5m` or `2h`; `s` may be left out."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text, re.ASCII)
+    found = re.fullmatch(DURATION, text)
     if not found:
         raise OptionError(f"{option} takes a duration such as 5s, 1.5m or 1h; found `{text}`.")
-    return float(found[1]) * SECONDS[found[2] or "s"]
+    return float(found[1]) * SECONDS[found[2]]
 
 
 def _step(word: str, text: str) -> Step:
     found = re.fullmatch(STEP, word)
-    if not found or found["unit"] not in (*SECONDS, "image", "images"):
+    if not found:
         raise OptionError(
             "A schedule has conditions and how long they last, such as `clean 20s, fog:5 20s` or "
             f"`clean 300 images`; found `{word or text}`."
         )
-    corruption, severity = CLEAN, 0
-    if found["corruption"] != CLEAN:
-        corruption = find(found["corruption"]).name
-        digits = found["severity"] or str(SEVERITIES[-1])
-        if digits not in map(str, SEVERITIES):
+    corruption, digits, number, unit = found.groups()
+    if corruption == CLEAN:
+        severity = 0
+        if digits:
+            raise OptionError(f"Clean images have no severity; found `{word}`.")
+    else:
+        corruption, severities = find(corruption).name, {str(each): each for each in SEVERITIES}
+        severity = severities.get(digits or str(SEVERITIES[-1]), 0)
+        if not severity:
             raise OptionError(
                 f"A severity is from {SEVERITIES[0]} to {SEVERITIES[-1]}, as in `fog:3 20s`; found "
                 f"`{word}`."
             )
-        severity = int(digits)
-    elif found["severity"]:
-        raise OptionError(f"Clean images have no severity; found `{word}`.")
-    amount = float(found["amount"]) * SECONDS.get(found["unit"], 1)
+    amount = float(number) * SECONDS.get(unit, 1)
     if not 0 < amount <= LONGEST:
         raise OptionError(f"A condition lasts longer than nothing, not for ever; found `{word}`.")
-    return Step(corruption, severity, amount, "seconds" if found["unit"] in SECONDS else "images")
+    return Step(corruption, severity, amount, "seconds" if unit in SECONDS else "images")
 
 
 # Feeding -----------------------------------------------------------------------------------------
@@ -247,8 +245,8 @@ class Feeder:
         """Play a schedule; the life of a thread."""
         known = self._client
         try:
-            with ServerClient(known.url, known.token, known.patience, self._stop) as client:
-                self._play(stream, client)
+            client = ServerClient(known.url, known.token, known.patience, self._stop)
+            self._play(stream, client)
             stream.finished = not self._stop.is_set()
         except Exception as error:  # the thread that shows the streams raises it
             if not self._stop.is_set():
@@ -258,7 +256,12 @@ class Feeder:
         plan = stream.plan
         if self._stop.wait(plan.delay):
             return
-        rows, due = self._rows(plan.seed), time.monotonic()
+        # One round through all images after another, for ever.
+        rounds = (
+            choose(self.images.labels, order=self.pace.order, seed=plan.seed + number).rows
+            for number in itertools.count()
+        )
+        rows, due = itertools.chain.from_iterable(rounds), time.monotonic()
         for step in itertools.cycle(plan.schedule) if self.pace.loop else plan.schedule:
             stream.current = Tally(step)
             left = step.images(self.pace.rate)
@@ -266,9 +269,12 @@ class Feeder:
                 chosen = np.array(list(itertools.islice(rows, min(left, self.pace.batch))))
                 pixels = np.ascontiguousarray(self.images.images[chosen])
                 if step.corruption != CLEAN:
-                    kind, textures = step.corruption, self.textures
                     pixels = corrupt_any_size(
-                        pixels, kind, step.severity, indices=chosen, textures=textures
+                        pixels,
+                        step.corruption,
+                        step.severity,
+                        indices=chosen,
+                        textures=self.textures,
                     )
                 if self._stop.wait(max(0.0, due - time.monotonic())):
                     return
@@ -280,12 +286,6 @@ class Feeder:
                     stream.late += behind
                     due += behind
                 stream.retries = client.retries
-
-    def _rows(self, seed: int) -> Iterator[int]:
-        """Yield rows of the images for ever, one round through all of them after another."""
-        for number in itertools.count():
-            order = self.pace.order
-            yield from choose(self.images.labels, order=order, seed=seed + number).rows.tolist()
 
 
 def check_fits(info: dict[str, Any], images: Images) -> list[str]:
@@ -305,3 +305,137 @@ def check_fits(info: dict[str, Any], images: Images) -> list[str]:
             "right if the number of its class is that of the label"
         ]
     return []
+
+
+# Talking to the server --------------------------------------------------------------------------
+
+# Answers after which the same request may succeed; a proxy says 502 or 504 for a missing server.
+RETRIED = (429, 502, 503, 504)
+TIMEOUT = 60.0  # seconds without an answer
+LONGEST_MESSAGE = 500  # letters of a refusal that are shown
+FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0  # seconds between attempts at a server that is not there
+OPENER = build_opener(ProxyHandler({}))  # the server is near
+
+
+@dataclass
+class ServerClient:
+    """Talks to one server, from one thread.
+
+    It waits as long as `Retry-After` of a busy server says, and tries again for a while if the
+    server cannot be reached. A request whose answer was lost is sent again, and counts twice.
+    """
+
+    url: str  # `http://` may be left out
+    token: str | None = field(default=None, repr=False)
+    patience: float = 10.0  # seconds for which a request is tried again
+    stopped: threading.Event = field(default_factory=threading.Event)  # ends waiting
+    clock: Callable[[], float] = time.monotonic
+    retries: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        """Check address and token."""
+        self._address = _checked_address(self.url)
+        if self.token and not self.token.isprintable():
+            raise OptionError(
+                "A token is one line of text; this one has a line break or a character that cannot "
+                "be printed. Copy it again."
+            )
+
+    def info(self) -> dict[str, Any]:
+        """Return the answer to `/v1/info`."""
+        return self._ask("/v1/info")
+
+    def predict(self, stream: str, images: NDArray[np.uint8]) -> dict[str, Any]:
+        """Send images of a stream, uint8 (n, height, width, channels), and return the answer."""
+        body = io.BytesIO()
+        np.save(body, images, allow_pickle=False)
+        return self._ask(f"/v1/predict?stream={quote(stream, safe='')}", body.getvalue())
+
+    def _ask(self, path: str, body: bytes | None = None) -> dict[str, Any]:
+        """Send a request until it is answered, refused for good, or patience is over."""
+        request = Request(self._address + path, body, {"Accept": "application/json"})  # noqa: S310
+        if body is not None:
+            request.add_header("Content-Type", "application/x-npy")
+        if self.token:  # in the bytes that the server hashes
+            request.add_header("Authorization", f"Bearer {self.token}".encode().decode("latin-1"))
+        began, pause = self.clock(), FIRST_WAIT
+        while True:
+            wait = None
+            try:
+                with OPENER.open(request, timeout=TIMEOUT) as response:
+                    answer = response.read()
+            except HTTPError as error:
+                trouble = _refusal(error, self.url, bool(self.token))
+                if error.code not in RETRIED:
+                    raise FeedError(trouble) from None
+                wait = _seconds(error.headers["Retry-After"])
+            except (OSError, http.client.HTTPException) as error:
+                trouble = _unreachable(self.url, getattr(error, "reason", error))
+            else:
+                return _parsed(answer, self.url)
+            if wait is None:
+                wait, pause = pause, min(2 * pause, LONGEST_WAIT)
+            if self.clock() - began + wait > self.patience or self.stopped.wait(wait):
+                raise FeedError(trouble)
+            self.retries += 1
+
+
+def _checked_address(url: str) -> str:
+    try:
+        full = url if "://" in url else f"http://{url}"
+        parts = urlsplit(full)
+        more = parts.query or parts.fragment or parts.username
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not more:
+            return full.rstrip("/")
+    except ValueError:  # a port that is no number, or one bracket without the other
+        pass
+    raise OptionError(f"A server has an address such as http://127.0.0.1:8000; found `{url}`.")
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Return the seconds of a `Retry-After`; None if there is none, or it is a date."""
+    try:
+        seconds = float(retry_after or "nan")
+    except ValueError:
+        return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _parsed(answer: bytes, url: str) -> dict[str, Any]:
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise FeedError(
+            f"A server of ttapca answers in JSON; {url} answers with something else. Name the "
+            "address that `ttapca serve` prints."
+        )
+    return found
+
+
+def _refusal(error: HTTPError, url: str, token: bool) -> str:
+    """Return why the server refused, in a sentence."""
+    with error:
+        answer = error.read()
+    if error.code == 401:
+        found = "refuses this token" if token else "asks for a token"
+        return f"{url} {found}. Give one with --token, or in the variable TTAPCA_TOKEN."
+    try:
+        message = str(json.loads(answer)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = http.client.responses.get(error.code, "an error without a name")
+    return f"{url} refuses with {error.code}: {message[:LONGEST_MESSAGE]}"
+
+
+def _unreachable(url: str, error: object) -> str:
+    """Return why there was no answer, in a sentence."""
+    reason = str(error) or type(error).__name__
+    if isinstance(error, TimeoutError):
+        reason = f"no answer within {TIMEOUT:.0f} s"
+    elif isinstance(error, OSError) and error.strerror:
+        reason = error.strerror.lower()
+    return (
+        f"{url} cannot be reached: {reason}. Start a server there with `ttapca serve`, or name "
+        "another address."
+    )

@@ -19,13 +19,14 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ttapca.errors import StorageError, UnknownStreamError
-from ttapca.serving.answers import PoolObserver
+from ttapca.serving.pool import PoolObserver
 from ttapca.support.process import resident_memory
 
 if TYPE_CHECKING:
-    from ttapca.serving.answers import Answer, StreamStatus
     from ttapca.serving.pool import StreamPool
     from ttapca.serving.request_log import RequestRecord
+    from ttapca.serving.request_queue import Answer
+    from ttapca.serving.stream_record import StreamStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REST = "(rest)"

@@ -1,8 +1,7 @@
 """`StreamPool`: many streams over one network, from many threads.
 
 One thread takes requests of different streams out of a `RequestQueue`, runs a pass for them and
-answers; so the requests of a stream are answered in order. The same thread switches, resets and
-restores streams between two passes. Another one writes changed records to disk now and then.
+answers, and changes streams between two passes. Another one saves changed records now and then.
 """
 
 from __future__ import annotations
@@ -36,18 +35,39 @@ from ttapca.errors import (
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.wiener import Wiener
 from ttapca.networks.evaluation import EvaluatedKind
-from ttapca.serving.answers import Answer, Mode, PoolObserver, StreamGlance, StreamStatus
 from ttapca.serving.batched_network import BatchedNetwork, Pixels, StreamPrediction
 from ttapca.serving.limits import PoolLimits
-from ttapca.serving.request_queue import Request, RequestQueue
+from ttapca.serving.request_queue import Answer, Request, RequestQueue
 from ttapca.serving.stream_cache import Admission, StreamCache
-from ttapca.serving.stream_record import StreamRecord, check_name
+from ttapca.serving.stream_record import (
+    Mode,
+    StreamGlance,
+    StreamRecord,
+    StreamStatus,
+    check_name,
+)
 from ttapca.serving.stream_store import StreamStore
 from ttapca.spectral.constants import CONSTANTS
 from ttapca.support.outputs import FindLogits
 
 LOGGER = logging.getLogger("ttapca.serving")
 Found = TypeVar("Found")
+
+
+class PoolObserver:
+    """Hears of the work of a pool, in the thread that does it; by default it does nothing.
+
+    If it raises an `Exception`, the pool gives a `CallbackWarning` and goes on.
+    """
+
+    def passed(self, images: int, streams: int, seconds: float) -> None:
+        """Take note of a forward pass."""
+
+    def answered(self, answer: Answer, waited: float) -> None:
+        """Take note of an answer before it is given, and of the seconds since its images came."""
+
+    def refused(self, reason: str) -> None:
+        """Take note of the error of a refused request, or of states that cannot be saved."""
 
 
 class StreamPool:
@@ -66,10 +86,8 @@ class StreamPool:
         save_every: Seconds after which changed streams are written to the store.
         observer: Hears of passes, answers and refusals.
         logits: Finds the logits in the output of the model, if that is more than one tensor.
-        outputs: Their meaning: `multiclass`, `binary` (one logit) or `multilabel`. By default one
-            logit is `binary`, and more are `multiclass`.
-        states, outliers, order: As for `ttapca.methods.Wiener`. `order="shuffled"` if the order in
-            which images come means nothing.
+        outputs: `multiclass`, `binary` or `multilabel`; one logit is `binary` by default.
+        states, outliers, order: As for `ttapca.methods.Wiener`.
         input_shape: Shape of one image, for a filter that does not act on the images themselves, or
             if images have another size than those of the fit.
 
@@ -145,14 +163,7 @@ class StreamPool:
         Args:
             stream: Its name; a new name begins a new stream.
             images: As the model takes them, finite, shape (images, *input_shape).
-            admit: Is called with the names of all streams before a new one begins. It refuses the
-                stream by raising an error.
-
-        Raises:
-            StreamNameError, InputTypeError, ShapeError, NonFiniteError: An argument is wrong.
-            PoolFullError: Too many images wait.
-            TooManyStreamsError: The stream is new, and there are too many.
-            PoolClosedError: The pool was closed.
+            admit: Called with all names before a new stream begins; an error of it refuses that.
         """
         try:
             check_name(stream)
@@ -170,11 +181,9 @@ class StreamPool:
         return request.answer
 
     def predict(self, stream: str, images: Tensor, timeout: float | None = None) -> Answer:
-        """Ask for predictions, and wait for them; see `submit`.
+        """Ask for predictions as `submit` does, and wait `timeout` seconds for them at most.
 
-        Raises:
-            TimeoutError: There is no answer after `timeout` seconds. The request is given up,
-                unless its pass has begun.
+        A request that is too late raises `TimeoutError`, and is given up unless its pass has begun.
         """
         asked = self.submit(stream, images)
         try:
@@ -190,7 +199,7 @@ class StreamPool:
     def warm_up(self) -> None:
         """Calibrate for every number of images that a stream can have shown: about a second.
 
-        Without this, each new number takes ten milliseconds when it first comes up.
+        Otherwise each new number takes ten milliseconds when it first comes up.
         """
         self._network.warm_up(self.limits.max_images)
 
@@ -246,11 +255,7 @@ class StreamPool:
         return self._change(stream, anew)
 
     def restore(self, stream: str, data: bytes, *, admit: Admission | None = None) -> StreamStatus:
-        """Let a stream go on, bit for bit, where one was when `dump` was called; see `submit`.
-
-        Raises:
-            SavedStreamError: The bytes are something else, or of another network or filter.
-        """
+        """Let a stream go on, bit for bit, where one was when `dump` was called; see `submit`."""
         record = self._streams.parse(data)
         return self._change(stream, lambda: record, new=True, admit=admit)
 
@@ -264,10 +269,7 @@ class StreamPool:
         self._between_passes(lambda: self._streams.drop(stream))
 
     def pictures(self, stream: str) -> tuple[Pixels, Pixels] | None:
-        """Return the last image of a stream before and after the filter, if it is a picture.
-
-        Both are uint8, (height, width, 3).
-        """
+        """Return the last image before and after the filter, uint8 (height, width, 3), if known."""
         last = self._streams.last_image(stream)
         return None if last is None else last.pictures()
 
@@ -422,8 +424,7 @@ class StreamPool:
     def close(self) -> None:
         """Take no more requests, answer those that wait, free the model, and save all streams.
 
-        Raises:
-            StorageError: The streams could not be saved; a second call tries it again.
+        If they cannot be saved, a second call tries it again.
         """
         with self._news:
             self._queue.closing = True

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ttapca.datasets.pictures import PictureSize
-    from ttapca.serving.answers import Answer
     from ttapca.serving.pool import StreamPool
+    from ttapca.serving.request_queue import Answer
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -33,13 +33,12 @@ DECODERS = 4  # threads: each holds one decoded picture of at most `max_pixels`
 
 @dataclass(frozen=True)
 class ServiceFacts:
-    """Facts for `/v1/info`, and whether streams outlive the process."""
+    """Facts for `/v1/info`."""
 
     model: str
     filter: str  # in words
     classes: tuple[str, ...] = ()  # empty if they have no names
     bands: tuple[tuple[int, int], ...] = ()  # first and last component, counting from 1
-    saves: bool = False
 
 
 class Service:

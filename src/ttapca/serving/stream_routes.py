@@ -15,12 +15,10 @@ from starlette.responses import Response
 from ttapca._checks import OneOf, Record, conform
 from ttapca.errors import DamagedStreamError, UnknownStreamError
 from ttapca.serving import api_models as api
-from ttapca.serving.answers import Mode, StreamStatus
-from ttapca.serving.api_models import BYTES, PNG, WITH_BODY, file_answer, refusals
-from ttapca.serving.decoding import JSON
+from ttapca.serving.api_models import BINARY, BYTES, JSON, WITH_BODY, refusals
 from ttapca.serving.http_errors import HttpError
 from ttapca.serving.service import Service, service_of
-from ttapca.serving.stream_record import LONGEST_NAME, NAME_PATTERN
+from ttapca.serving.stream_record import LONGEST_NAME, NAME_PATTERN, Mode, StreamStatus
 from ttapca.serving.tokens import Right, Token
 from ttapca.support.parsing import parse_json
 
@@ -63,10 +61,9 @@ async def predict(request: Request, stream: StreamName, full: Full = False) -> R
     """Predict the classes of images, adapt to their stream, and tell how it is.
 
     Images are PNG or JPEG files as a form (`curl --form images=@a.png`) or a single one as it is;
-    an array of numpy, uint8 by (images, height, width, channels) or floating point from 0 to 1 by
-    (images, channels, height, width); or the same as lists in JSON, with `scale` 255 for whole
-    numbers from 0 to 255. Pictures of another size are resized, with their proportions kept, and
-    cut to their centre.
+    or an array of numpy, uint8 by (images, height, width, channels) or floating point from 0 to 1
+    by (images, channels, height, width). Pictures of another size are resized, with their
+    proportions kept, and cut to their centre.
     """
     service, token, name = _named(request, stream, "predict")
     kind = request.headers.get("content-type", "")
@@ -151,26 +148,11 @@ async def reset(request: Request, name: Name) -> Response:
     return await _told(service, token, partial(service.pool.reset, full))
 
 
-@router.post(f"{STREAM}/save", response_model=StreamStatus, responses=refusals(404, 409))
-async def save(request: Request, name: Name) -> Response:
-    """Write all changes to disk now, instead of in a few seconds."""
-    service, token, full = _named(request, name, "control")
-    if not service.facts.saves:
-        raise HttpError(
-            "no_store",
-            "Streams are kept in the file that the service was started with; this one was "
-            "started without. Start it with --state FILE, or read the stream's `state`.",
-        )
-
-    def work() -> StreamStatus:
-        status = service.pool.status(full)  # an unknown stream is refused, not ignored
-        service.pool.save()
-        return status
-
-    return await _told(service, token, work)
-
-
-@router.get(f"{STREAM}/state", response_class=Response, responses=file_answer(BYTES, 404, 409))
+@router.get(
+    f"{STREAM}/state",
+    response_class=Response,
+    responses={200: {"content": {BYTES: BINARY}}, **refusals(404, 409)},
+)
 async def read_state(request: Request, name: Name) -> Response:
     """Read a stream as safetensors; the same bytes load it again, bit for bit."""
     service, _, full = _named(request, name, "read")
@@ -194,45 +176,16 @@ async def load_state(request: Request, name: Name) -> Response:
 
 
 @router.get(f"{STREAM}/pictures", response_model=api.Pictures, responses=refusals(404))
-async def both_pictures(request: Request, name: Name) -> Response:
+async def pictures(request: Request, name: Name) -> Response:
     """Show the last image before and after the filter: for a page, whose images send no token."""
-    service, _, full = _named(request, name, "read")
-    return _json(
-        await service.in_thread(
-            lambda: api.json_bytes(api.picture_urls(service.pool.pictures(full)))
-        )
-    )
-
-
-@router.get(
-    f"{STREAM}/pictures/before.png", response_class=Response, responses=file_answer(PNG, 404)
-)
-async def picture_before(request: Request, name: Name) -> Response:
-    """Show the last image of a stream as it came, in the network's size."""
-    return await _picture(request, name, 0)
-
-
-@router.get(
-    f"{STREAM}/pictures/after.png", response_class=Response, responses=file_answer(PNG, 404)
-)
-async def picture_after(request: Request, name: Name) -> Response:
-    """Show the last image of a stream as the filter leaves it."""
-    return await _picture(request, name, 1)
-
-
-async def _picture(request: Request, name: str, place: int) -> Response:
     service, _, full = _named(request, name, "read")
 
     def work() -> bytes:
-        pictures = service.pool.pictures(full)
-        if pictures is None:
-            raise HttpError(
-                "no_picture",
-                "A stream has pictures once it is sent images; this one was sent none of late.",
-            )
-        return api.png_bytes(pictures[place])
+        both = service.pool.pictures(full)
+        before, after = (None, None) if both is None else map(api.picture_url, both)
+        return api.json_bytes({"before": before, "after": after})
 
-    return Response(await service.in_thread(work), media_type=PNG)
+    return _json(await service.in_thread(work))
 
 
 def _named(request: Request, name: str, right: Right) -> tuple[Service, Token, str]:

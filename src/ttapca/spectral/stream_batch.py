@@ -77,7 +77,7 @@ class StreamBatch:
         alarms: State of the alarm of each stream after this batch.
         implausible: Which images no shift explains; None if all are plausible.
         traced: Whether all streams are rows of tables, for an exporter; see
-            `ttapca.serving.stateful_network`.
+            `ttapca.serving.onnx_export`.
         resemblance: How far images of a stream resemble each other, from 0 to 1, by its number.
         alike: The same by group, shape (groups,), 0 if no source image looks like the group; None
             if no stream has images that resemble each other.
