@@ -20,7 +20,7 @@ from serving.conftest import Serving
 from ttapca.adaptation.health import Health
 from ttapca.datasets import to_tensor
 from ttapca.serving import api_models
-from ttapca.serving.api_models import answer_facts, json_bytes
+from ttapca.serving.api_models import answer_facts, json_bytes, status_facts
 from ttapca.serving.request_queue import Answer
 from ttapca.serving.stream_record import StreamGlance, StreamStatus
 from ttapca.serving.tokens import ANYBODY
@@ -80,16 +80,13 @@ def test_predict_adapts_and_shadow_answers_as_the_bare_network(
     assert shadow["health"]["disagreement"] == shadow["differ"] / 200
 
 
-def test_an_answer_tells_all_about_its_stream_if_asked(
-    client: Client, images: NDArray[np.uint8]
-) -> None:
-    given = npy(noisy(images[:200]))
-    answer = client.ask("POST", "/v1/predict?stream=a&full=true", **given)
-    full = ok(answer, api_models.PredictAnswer)
+def test_an_answer_tells_what_costs_nothing(client: Client, images: NDArray[np.uint8]) -> None:
+    answer = ok(client.predict("a", noisy(images[:200])), api_models.PredictAnswer)
     [brief] = ok(client.ask("GET", "/v1/streams?brief=true"), api_models.StreamList)["streams"]
-    assert full["health"] == ok(client.ask("GET", "/v1/streams/a"))
-    assert min(full["health"]["gains"]) < 0.9
-    everything = {**full["health"]["health"], **full["health"]}
+    assert answer["health"] == brief
+    full = ok(client.ask("GET", "/v1/streams/a"))
+    assert min(full["gains"]) < 0.9
+    everything = {**full["health"], **full}
     assert brief == {name: everything[name] for name in brief}
     assert len(brief) == 11
 
@@ -273,10 +270,11 @@ def test_logits_that_are_not_finite_are_null() -> None:
     glance = StreamGlance("a", "on", 1, 1, 1, 0.0, False, 0.0, None, None, None)
     logits = torch.tensor([[torch.nan, 1.0]])
     answer = Answer(logits, "multiclass", False, None, glance, lambda: status)
-    found = json.loads(json_bytes(answer_facts(answer, ANYBODY, (), full=True)))
+    found = json.loads(json_bytes(answer_facts(answer, ANYBODY, ())))
     assert found["predictions"] == [{"class": 0, "name": None, "probability": None}]
-    assert found["health"]["gains"] == [None]
-    assert found["health"]["health"]["size"] is None
+    told = json.loads(json_bytes(status_facts(status, ANYBODY)))
+    assert told["gains"] == [None]
+    assert told["health"]["size"] is None
 
 
 def test_the_document_names_every_route_with_examples(client: Client) -> None:

@@ -47,18 +47,15 @@ def glance_facts(glance: StreamGlance, token: Token) -> dict[str, Any]:
     return {**vars(glance), "stream": token.own_name(glance.stream)}
 
 
-def answer_facts(
-    answer: Answer, token: Token, classes: Sequence[str], *, full: bool = False
-) -> dict[str, Any]:
-    """Return a `PredictAnswer`; in full it takes a millisecond."""
-    health = status_facts(answer.status, token) if full else glance_facts(answer.glance, token)
+def answer_facts(answer: Answer, token: Token, classes: Sequence[str]) -> dict[str, Any]:
+    """Return a `PredictAnswer`."""
     return {
         "stream": token.own_name(answer.stream),
         "mode": answer.mode,
         "adapted": answer.adapted,
         "predictions": predicted(answer.logits, classes, answer.outputs),
         "differ": answer.differ,
-        "health": health,
+        "health": glance_facts(answer.glance, token),
     }
 
 
@@ -118,7 +115,7 @@ class PredictAnswer(BaseModel):
     adapted: bool
     predictions: list[Prediction]
     differ: int | None
-    health: StreamGlance | StreamStatus
+    health: StreamGlance
 
 
 class StreamList(BaseModel):

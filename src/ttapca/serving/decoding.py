@@ -1,7 +1,6 @@
-"""From the body of a request to images: pictures or `.npy` arrays.
+"""From the body of a request to images: pictures or `.npy` arrays, never pickles.
 
-A statement of a header is compared with the bytes that are there and with the input of the network
-before it is believed; nothing is unpickled.
+Headers are compared with the bytes that are there and with the input of the network.
 """
 
 from __future__ import annotations
@@ -63,10 +62,9 @@ class ImageDecoder:
         if kind in PICTURE_TYPES:
             return self._pictures([body])
         if kind == NPY:
-            advice = "Send what numpy.save writes."
-            with reading(Path("The body"), "is not a plain `.npy` array", advice):
-                array = parse_npy(body)
-            return self._tensor(array)
+            saying = "is not a plain `.npy` array", "Send what numpy.save writes."
+            with reading(Path("The body"), *saying):
+                return self._tensor(parse_npy(body))
         raise HttpError(
             "unsupported_type",
             f"Images are sent as one of {', '.join(CONTENT_TYPES)}; found {shown(kind)}. Set the "

@@ -1,8 +1,4 @@
-"""The service as an ASGI application: routes, the page, and middleware around every request.
-
-The middleware gives each request an id, a log line and headers for browsers, and answers the
-errors that routes raise.
-"""
+"""The service as an ASGI application: routes, the page, and middleware around every request."""
 
 from __future__ import annotations
 
@@ -89,17 +85,9 @@ async def info(request: Request) -> Response:
     """Tell what is served."""
     service = service_of(request)
     service.admit(request)
-    facts = service.facts
-    return JSONResponse(
-        {
-            "model": facts.model,
-            "filter": facts.filter,
-            "classes": facts.classes,
-            "input_shape": service.pool.input_shape,
-            "version": __version__,
-            "bands": [{"first": first, "last": last} for first, last in facts.bands],
-        }
-    )
+    facts = vars(service.facts) | {"version": __version__, "input_shape": service.pool.input_shape}
+    bands = [{"first": first, "last": last} for first, last in service.facts.bands]
+    return JSONResponse(facts | {"bands": bands})
 
 
 @router.get(
@@ -183,7 +171,7 @@ async def _refuse_parameter(_request: Request, error: RequestValidationError) ->
 
 
 class ServiceMiddleware:
-    """Puts the rules of a service around its routes."""
+    """Gives requests ids, log lines and headers for browsers, and answers the errors of routes."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service

@@ -1,7 +1,4 @@
-"""Errors of HTTP: a status, a code for programs and a sentence for people.
-
-A message never repeats a token or the content of an image.
-"""
+"""Errors of HTTP: a status, a code for programs, and a sentence without tokens or images."""
 
 from __future__ import annotations
 
@@ -48,13 +45,7 @@ CODE_OF_ERROR: dict[type[TtapcaError], str] = {
 
 
 class HttpError(TtapcaError, ValueError):
-    """A request that is refused, by a code that stays the same if the message is improved.
-
-    Example:
-        >>> error = HttpError("too_many_requests", "Wait.", retry_after=0.2)
-        >>> error.status, error.headers
-        (429, {'Retry-After': '1'})
-    """
+    """A request that is refused, by a code that stays the same if the message is improved."""
 
     def __init__(
         self,
@@ -83,9 +74,10 @@ def http_error(error: Exception) -> HttpError | None:
     """Return the error of HTTP for an error of the library; None for a fault of the service."""
     if isinstance(error, HttpError):
         return error
-    codes = (code for kind, code in CODE_OF_ERROR.items() if isinstance(error, kind))
-    code = next(codes, None)
-    return None if code is None else HttpError(code, str(error))
+    for kind, code in CODE_OF_ERROR.items():
+        if isinstance(error, kind):
+            return HttpError(code, str(error))
+    return None
 
 
 def closing() -> HttpError:

@@ -1,7 +1,6 @@
 """Run the service with uvicorn, and end it without losing anything.
 
-The first SIGTERM or SIGINT drains it: `/readyz` says 503, new requests are refused, running ones
-are answered; then the server ends. A second signal ends it at once. None cuts saving short.
+The first SIGTERM or SIGINT drains it, the second one ends it at once. None cuts saving short.
 """
 
 from __future__ import annotations
@@ -77,8 +76,7 @@ class DrainingServer(uvicorn.Server):
     def _close_connections(self) -> None:
         """Close connections that wait for the head of a request for long, or are too many.
 
-        Uvicorn would wait for a head for ever, and refuse every request if connections are too
-        many: clients that only hold a connection must not harm others.
+        Uvicorn would wait for ever, and refuse every request if there are too many of them.
         """
         now = time.monotonic()
         waiting: dict[Any, tuple[Any, float]] = {}  # the request before, and since when
@@ -137,7 +135,7 @@ def _addresses(host: str, port: int) -> list[Any]:
 def url_of(listening: socket.socket) -> str:
     """Return the address of a listening socket, for a browser."""
     host, port = listening.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @contextmanager
@@ -152,14 +150,11 @@ def signals_put_back() -> Iterator[None]:
 
 
 def serve(service: Service, listening: socket.socket) -> int:
-    """Serve until a signal comes, close the service, and return the number of the signal.
-
-    In the main thread, further signals do nothing until the end of a block of `signals_put_back`:
-    impatience must not lose streams.
-    """
+    """Serve until a signal comes, close the service, and return the number of the signal."""
     server = DrainingServer(service)
     if threading.current_thread() is threading.main_thread():
-        # Uvicorn does the same while it runs, and puts these back when it ends.
+        # Uvicorn does the same while it runs, and puts these back when it ends. Then further
+        # signals do nothing until the end of `signals_put_back`: impatience loses no streams.
         for number in HANDLED_SIGNALS:
             signal.signal(number, server.handle_exit)
     try:

@@ -1,7 +1,6 @@
-"""Measurements for Prometheus, at `/metrics`.
+"""Measurements for Prometheus, whose number of time series no client can raise.
 
-The number of time series is bounded, whatever clients send: routes are patterns, statuses are
-classes, and only the streams that were used last have series of their own.
+Routes are patterns, statuses are classes, and only the streams used last have series of their own.
 """
 
 from __future__ import annotations
@@ -141,10 +140,6 @@ class Metrics(PoolObserver):
         self._seconds.labels(record.route).observe(record.seconds)
         if record.code is not None:
             self._refused.labels(record.code).inc()
-
-    def noticed(self, status: StreamStatus) -> None:
-        """Take note of a stream that was looked at or switched."""
-        self.streams.used(status.health.stream)
 
     def passed(self, images: int, streams: int, seconds: float) -> None:
         """Take note of a forward pass."""

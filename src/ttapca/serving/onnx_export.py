@@ -1,8 +1,4 @@
-"""Write an adapted network as an ONNX file, with the state of its streams as inputs and outputs.
-
-A runtime without this library then adapts: an output with a name that begins with `next.` goes in
-again as `state.`, with the next images of the same stream.
-"""
+"""Write an adapted network as an ONNX file, with the state of its streams as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -62,12 +58,10 @@ def export_onnx(
     shape (streams, 1), and the next state of each stream. All are float32. A new stream has a state
     of zeros; a stream with an image that is not finite keeps its state.
 
-    It answers as `ttapca.adapt(model, "wiener", filter=fitted, states=1)` answers single images: it
-    repairs pixels, filters, follows statistics and the order of classes, and does not tell
-    conditions apart. Parts of the state have the names that they have in the file of a stream, so
-    that streams go on in either (`ttapca.serving.with_tensors`); outputs begin with `next.` instead
-    of `state.`. A single number has the shape (streams, 1). The metadata say under `ttapca_state`
-    which output belongs to which input.
+    It answers as `ttapca.adapt(model, "wiener", filter=fitted, states=1)` answers single images.
+    Inputs have the names that parts of the state have in the file of a stream, so that streams go
+    on in either (`ttapca.serving.with_tensors`); outputs begin with `next.` instead of `state.`. A
+    single number has the shape (streams, 1). The metadata `ttapca_state` pair outputs with inputs.
 
     Args:
         model: On the CPU, in float32; it is left as it was.
@@ -87,7 +81,6 @@ def export_onnx(
         AttachError: The filter does not fit the model.
         LayerOutputError: The model returns no logits, or does not call the filter's layer.
         ExportError: The network cannot be written as ONNX.
-        ModuleNotFoundError: A package of the extra `onnx` is not installed.
 
     Example:
         >>> import tempfile, ttapca
@@ -114,7 +107,7 @@ def export_onnx(
         try:
             content = _written(network.eval(), shape, (streams, images), fitted.layer)
         finally:
-            network.detach()
+            network.adapter.detach()
     replace_file(Path(path), content)
     return {BEFORE + name: shape for name, shape in network.state.items()}
 
@@ -340,18 +333,7 @@ class StatefulNetwork(nn.Module):
     """Predicts images of some streams, given the state of each; `wiener` with one condition.
 
     `state` has the shape of each part of a stream's state, by the names that files of streams have.
-    A new stream has zeros. A single number has the shape (1,), since some runtimes, such as Triton,
-    can begin no state without dimensions.
-
-    Example:
-        >>> import ttapca
-        >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3)).eval()
-        >>> source = torch.rand(100, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-        >>> network = StatefulNetwork(model, ttapca.fit(model, "0", source))
-        >>> state = [torch.zeros(2, *shape) for shape in network.state.values()]
-        >>> logits, shift, *state = network(source[:2, None], *state)
-        >>> logits.shape, shift.shape, state[0].tolist()
-        (torch.Size([2, 1, 3]), torch.Size([2, 1]), [[1.0], [1.0]])
+    A single number has the shape (1,): some runtimes can begin no state without dimensions.
     """
 
     def __init__(
@@ -383,10 +365,7 @@ class StatefulNetwork(nn.Module):
         self._numbers = [name for name, shape in shapes.items() if not shape]
 
     def forward(self, images: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """Return logits, (streams, images, classes), shifts, (streams, 1), and the next state.
-
-        Images have the shape (streams, images, *shape); parts of the state (streams, *shape).
-        """
+        """Return logits, shifts and the next state of images, (streams, images, *shape)."""
         before = dict(zip(self.state, state, strict=True))
         tables = before | {name: before[name].squeeze(1) for name in self._numbers}
         streams, each = images.shape[:2]
@@ -425,7 +404,3 @@ class StatefulNetwork(nn.Module):
         }
         # Exporters name outputs, and one value cannot have two names.
         return logits, kept["spectra.0.shift"].clone(), *kept.values()
-
-    def detach(self) -> nn.Module:
-        """Take the filter off the model, and return the model."""
-        return self.adapter.detach()

@@ -15,8 +15,8 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
-from typing import Self, TypeVar, get_args
+from contextlib import AbstractContextManager, suppress
+from typing import TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -66,11 +66,8 @@ class PoolObserver:
     def answered(self, answer: Answer, waited: float) -> None:
         """Take note of an answer before it is given, and of the seconds since its images came."""
 
-    def refused(self, reason: str) -> None:
-        """Take note of the error of a refused request, or of states that cannot be saved."""
 
-
-class StreamPool:
+class StreamPool(AbstractContextManager["StreamPool"]):
     """Predicts and adapts for many streams; any thread may call it.
 
     A stream has one of three modes. `on` answers with the adapted network. `shadow` answers with
@@ -165,19 +162,15 @@ class StreamPool:
             images: As the model takes them, finite, shape (images, *input_shape).
             admit: Called with all names before a new stream begins; an error of it refuses that.
         """
-        try:
-            check_name(stream)
-            self._check_images(images)
-            came = time.perf_counter()
-            with self._news:
-                self._check_open()
-                self._queue.check_room(len(images))
-                reservation = self._streams.reserve(stream, admit)
-                request = Request(reservation, images.detach(), Future(), came)
-                self._queue.put(request)
-        except TtapcaError as error:
-            self._tell(self._observer.refused, type(error).__name__)
-            raise
+        check_name(stream)
+        self._check_images(images)
+        came = time.perf_counter()
+        with self._news:
+            self._check_open()
+            self._queue.check_room(len(images))
+            reservation = self._streams.reserve(stream, admit)
+            request = Request(reservation, images.detach(), Future(), came)
+            self._queue.put(request)
         return request.answer
 
     def predict(self, stream: str, images: Tensor, timeout: float | None = None) -> Answer:
@@ -240,19 +233,18 @@ class StreamPool:
     def set_mode(self, stream: str, mode: Mode, *, admit: Admission | None = None) -> StreamStatus:
         """Switch a stream; a new name begins a new stream, as in `submit`."""
         check_option("mode", mode, OneOf(get_args(Mode)))
-
-        def switched() -> StreamRecord:
-            return dataclasses.replace(self._streams.known(stream), mode=mode)
-
-        return self._change(stream, switched, new=True, admit=admit)
+        known = self._streams.known
+        return self._change(
+            stream,
+            lambda: dataclasses.replace(known(stream), mode=mode),
+            new=True,
+            admit=admit,
+        )
 
     def reset(self, stream: str) -> StreamStatus:
         """Let a stream begin anew, in the mode that it has."""
-
-        def anew() -> StreamRecord:
-            return self._network.new_record(self._streams.known(stream).mode)
-
-        return self._change(stream, anew)
+        network, known = self._network, self._streams.known
+        return self._change(stream, lambda: network.new_record(known(stream).mode))
 
     def restore(self, stream: str, data: bytes, *, admit: Admission | None = None) -> StreamStatus:
         """Let a stream go on, bit for bit, where one was when `dump` was called; see `submit`."""
@@ -261,7 +253,7 @@ class StreamPool:
 
     def dump(self, stream: str) -> bytes:
         """Return all of a stream, for `restore`, as a safetensors file; raises as `status`."""
-        return self._streams.dump(stream)
+        return self._streams.known(stream).to_bytes(self._network.kind)
 
     def drop(self, stream: str) -> None:
         """Forget a stream, also on disk; raises as `status`."""
@@ -330,7 +322,6 @@ class StreamPool:
             self.save()
         except TtapcaError as error:
             failed = True
-            self._tell(self._observer.refused, type(error).__name__)
             if not self._unsaved:  # once, not at every attempt
                 LOGGER.error("streams stay in memory, as they cannot be saved: %s", error)
         if self._unsaved and not failed:
@@ -435,10 +426,6 @@ class StreamPool:
             self._saver.join()
         self._network.detach()
         self.save()
-
-    def __enter__(self) -> Self:
-        """Close the pool at the end of a `with` block."""
-        return self
 
     def __exit__(self, *exception: object) -> None:
         """Close the pool."""

@@ -1,7 +1,4 @@
-"""One line for each request: for people, or as JSON for programs.
-
-A line has the route instead of the address, and no token, query or anything of an image.
-"""
+"""One line for each request, for people or as JSON, without tokens, queries or images."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ttapca.serving.pool import StreamPool
     from ttapca.serving.request_queue import Answer
 
-Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 LONGEST_LENGTH = 18  # digits of a Content-Length
@@ -42,11 +41,7 @@ class ServiceFacts:
 
 
 class Service:
-    """A pool with the rules of a service: tokens, limits, decoding and measurements.
-
-    The owner of the pool closes it. `draining` says that new requests are refused, because the
-    service is about to end; `running` is the number of requests that are worked on.
-    """
+    """A pool, which its owner closes, with tokens, limits, decoding and measurements."""
 
     def __init__(
         self,
@@ -64,8 +59,8 @@ class Service:
         self.metrics = metrics or Metrics(facts.model)
         self.metrics.watch(pool)
         self.decoder = ImageDecoder(tuple(pool.input_shape), self.limits, size)
-        self.draining = False
-        self.running = 0
+        self.draining = False  # whether new requests are refused, because the service will end
+        self.running = 0  # requests that are worked on
         self._held = 0  # bytes of bodies
         self._rates = {
             token.name: RequestRate(token.requests_per_second)
@@ -184,15 +179,10 @@ class Service:
                 raise
             return await asyncio.wrap_future(future)
 
-    async def in_thread(
-        self,
-        function: Callable[Parameters, Result],
-        *arguments: Parameters.args,
-        **named: Parameters.kwargs,
-    ) -> Result:
-        """Call a function of the pool, which may read the disk or wait for a pass."""
+    async def in_thread(self, work: Callable[[], Result]) -> Result:
+        """Do work of the pool, which may read the disk or wait for a pass."""
         async with self._in_time():
-            return await asyncio.to_thread(function, *arguments, **named)
+            return await asyncio.to_thread(work)
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:

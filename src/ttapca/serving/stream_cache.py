@@ -84,10 +84,7 @@ class StreamCache:
             return sorted(self._shifted if shifted else self._known - self._shifted)
 
     def reserve(self, name: str, admit: Admission | None = None) -> Reservation:
-        """Make a stream known, or raise `TooManyStreamsError`; call `put` or `release` then.
-
-        `admit` may refuse a new stream by an error of its own.
-        """
+        """Make a stream known, or raise `TooManyStreamsError`; call `put` or `release` then."""
         most = self._limits.max_streams
         if self._store is None:
             most = min(most, self._limits.max_resident)
@@ -162,10 +159,6 @@ class StreamCache:
         """Return the record in a file, or raise `SavedStreamError`."""
         return read_record(data, self._kind, self._new_record())
 
-    def dump(self, name: str) -> bytes:
-        """Return the record of a stream that is known, as a safetensors file."""
-        return self.known(name).to_bytes(self._kind)
-
     def put(self, name: str, record: StreamRecord, image: FilteredImage | None = None) -> None:
         """Replace record and last image of a stream, unless it was dropped meanwhile."""
         with self._lock:
@@ -211,10 +204,7 @@ class StreamCache:
             self._images.pop(name, None)
 
     def make_room(self, coming: int, save: Callable[[], None]) -> None:
-        """Evict the streams that were not used for longest, if `coming` more would be too many.
-
-        `save` saves and survives errors: an unsaved record stays in memory.
-        """
+        """Evict the streams that were not used for longest, if `coming` more would be too many."""
         most = self._limits.max_resident
         fits = len(self._records) + coming <= most and not self._is_full()
         if self._store is None or fits:
@@ -229,7 +219,7 @@ class StreamCache:
                     break
                 idle.append(name)
                 left, used = left - 1, used - self._sizes[name]
-        save()
+        save()  # without raising: an unsaved record stays in memory
         # While another thread saves, its records count as unchanged and are not on disk yet.
         with self._saving, self._lock:
             for name in idle:

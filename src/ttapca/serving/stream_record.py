@@ -1,8 +1,4 @@
-"""The record that a pool keeps of one stream, its file, and the status that is told of it.
-
-A record is never written into, so every reader sees a whole one, and a pass that fails leaves no
-mark.
-"""
+"""The record that a pool keeps of one stream, its file, and the status that is told of it."""
 
 from __future__ import annotations
 
@@ -92,7 +88,7 @@ class StreamGlance:
 
 @dataclass(frozen=True, eq=False)
 class StreamRecord:
-    """The state of one stream, as adapters have it, and counts of its requests."""
+    """The state of one stream, and counts of its requests; a pass makes a new record."""
 
     state: StreamState
     mode: Mode = "on"
@@ -146,10 +142,7 @@ FACTS: dict[str, Rule] = dict.fromkeys([f.name for f in fields(StreamRecord)[1:]
 
 
 def read_record(data: bytes, kind: str, like: StreamRecord) -> StreamRecord:
-    """Return the record that `StreamRecord.to_bytes` wrote, or one for a stream of an adapter.
-
-    All of the data, which may come from a client, is checked. `like` is a new record of the pool.
-    """
+    """Return the record in a file of a pool or an adapter, of the kind of a new record `like`."""
     saved = read_saved(data, kind, like.state, "The file")
     if saved.state is None:
         raise SavedStreamError("The file is no saved stream: they hold no state.")

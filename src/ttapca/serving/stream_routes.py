@@ -1,7 +1,4 @@
-"""The routes of streams: predict, look, switch, reset, save, load, delete.
-
-Work of the pool is done in other threads: it may read the disk, or wait for a pass.
-"""
+"""The routes of streams: predict, look, switch, reset, read, load, delete."""
 
 from __future__ import annotations
 
@@ -43,9 +40,6 @@ Brief = Annotated[bool, Query(description="Whether to tell only what costs nothi
 Shifted = Annotated[
     bool | None, Query(description="Only streams whose alarm is on, or only those whose is off.")
 ]
-Full = Annotated[
-    bool, Query(description="Whether to tell all about the stream, as `GET /v1/streams/NAME` does.")
-]
 
 router = APIRouter(prefix="/v1")
 STREAM = "/streams/{name}"
@@ -57,7 +51,7 @@ STREAM = "/streams/{name}"
     responses=refusals(409, 415, *WITH_BODY),
     openapi_extra=api.IMAGES_BODY,
 )
-async def predict(request: Request, stream: StreamName, full: Full = False) -> Response:
+async def predict(request: Request, stream: StreamName) -> Response:
     """Predict the classes of images, adapt to their stream, and tell how it is.
 
     Images are PNG or JPEG files as a form (`curl --form images=@a.png`) or a single one as it is;
@@ -71,10 +65,8 @@ async def predict(request: Request, stream: StreamName, full: Full = False) -> R
         service.pool.check_admission(name, token.check_quota)
         answer = await service.answer(token, name, kind, body)
     request.state.record.images = len(answer.logits)
-    facts = partial(api.answer_facts, answer, token, service.facts.classes)
-    if not full:
-        return _json(api.json_bytes(facts()))  # takes less time than another thread would
-    return _json(await service.in_thread(lambda: api.json_bytes(facts(full=True))))
+    facts = api.answer_facts(answer, token, service.facts.classes)
+    return _json(api.json_bytes(facts))  # takes less time than another thread would
 
 
 @router.get("/streams", response_model=api.StreamList, responses=refusals())
@@ -137,7 +129,7 @@ async def switch(request: Request, name: Name) -> Response:
 async def drop(request: Request, name: Name) -> Response:
     """Forget a stream, also on disk; images of that name begin a new one."""
     service, _, full = _named(request, name, "control")
-    await service.in_thread(service.pool.drop, full)
+    await service.in_thread(partial(service.pool.drop, full))
     return Response(status_code=204)
 
 
@@ -156,7 +148,7 @@ async def reset(request: Request, name: Name) -> Response:
 async def read_state(request: Request, name: Name) -> Response:
     """Read a stream as safetensors; the same bytes load it again, bit for bit."""
     service, _, full = _named(request, name, "read")
-    content = await service.in_thread(service.pool.dump, full)
+    content = await service.in_thread(partial(service.pool.dump, full))
     return Response(content, media_type=BYTES)
 
 
@@ -202,7 +194,7 @@ async def _told(service: Service, token: Token, work: Callable[[], StreamStatus]
 
     def done() -> bytes:
         status = work()
-        service.metrics.noticed(status)
+        service.metrics.streams.used(status.health.stream)
         return api.json_bytes(api.status_facts(status, token))
 
     return _json(await service.in_thread(done))

@@ -1,8 +1,7 @@
 """Tokens of clients, from a file that `docs/production.md` describes: their rights and streams.
 
-Streams belong to the token that names them: `camera-7` of `shop` is the stream `shop.camera-7` of
-the pool. Names of tokens have no dot, so no token can name a stream of another, and no answer
-tells it whether another has such a stream. A holder of the right `all` uses the full names.
+`camera-7` of the token `shop` is the stream `shop.camera-7` of the pool. Names of tokens have no
+dot, so no token can name a stream of another. A holder of the right `all` uses the full names.
 """
 
 from __future__ import annotations
@@ -45,11 +44,7 @@ FILE = Record({"token": ListOf(TOKEN, 1)})
 
 @dataclass(frozen=True)
 class Token:
-    """The facts of one token, without its secret; its quotas are None for no limit.
-
-    The right `read` looks at streams, `predict` sends images, `control` switches, resets, loads and
-    deletes streams; `all` does so with the streams of every token, by their full names.
-    """
+    """The facts of one token, without its secret; its quotas are None for no limit."""
 
     name: str  # the first part of the names of its streams
     digest: bytes = field(repr=False)  # SHA-256 of the secret
