@@ -18,8 +18,7 @@ from serving.servers import PATIENCE, until
 from serving.test_decoding import bomb
 from ttapca.serving.api_models import ErrorAnswer
 from ttapca.serving.decoding import NPY
-from ttapca.serving.http_app import create_app
-from ttapca.serving.request_log import RequestRecord
+from ttapca.serving.http_app import RequestRecord, create_app
 
 PREDICT = "/v1/predict?stream=camera-7"
 STREAM = "/v1/streams/camera-7"

@@ -20,7 +20,7 @@ from serving.servers import Running
 from ttapca.corruptions.apply import corrupt_any_size
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.serving import StreamPool
-from ttapca.serving.feeding import Feeder, Pace, ServerClient, StreamPlan, parse_schedule
+from ttapca.serving.feeding import Feeder, ServerClient, StreamPlan, parse_schedule
 from ttapca.serving.http_server import DrainingServer, listen
 from ttapca.serving.service import Service, ServiceFacts
 from ttapca.serving.tokens import Token, Tokens
@@ -71,7 +71,7 @@ def feed(url: str, *schedules: str) -> None:
         for n, text in enumerate(schedules)
     ]
     client = ServerClient(url, patience=300)
-    with Feeder(read_digits(), plans, client, Pace(rate=1e5, batch=16)) as feeder:
+    with Feeder(read_digits(), plans, client, rate=1e5, batch=16) as feeder:
         while feeder.running(0.1):
             pass
 

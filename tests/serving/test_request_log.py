@@ -12,7 +12,8 @@ import pytest
 
 from serving.clients import SECRETS, npy, token
 from serving.conftest import Serving
-from ttapca.serving.request_log import LOGGER, RequestRecord, logging_to
+from ttapca.serving.http_app import LOGGER, RequestRecord
+from ttapca.serving.http_server import logging_to
 
 DIGITS = np.zeros((1, 8, 8, 1), np.uint8)
 

@@ -103,12 +103,11 @@ def serve(
     from ttapca._checks import Maybe, OneOf, check_option
     from ttapca.adaptation.chain_passes import Order
     from ttapca.networks.evaluation import EvaluatedKind
-    from ttapca.serving.http_server import listen, signals_put_back, url_of
+    from ttapca.serving.http_server import listen, logging_to, signals_put_back, url_of
     from ttapca.serving.http_server import serve as run
     from ttapca.serving.limits import PoolLimits, RequestLimits
     from ttapca.serving.metrics import Metrics
     from ttapca.serving.pool import StreamPool
-    from ttapca.serving.request_log import logging_to
     from ttapca.serving.service import Service, ServiceFacts
     from ttapca.serving.stream_record import Mode
     from ttapca.serving.stream_store import StreamStore

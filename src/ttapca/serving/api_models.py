@@ -7,7 +7,7 @@ import json
 from base64 import b64encode
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, get_args
 
 from PIL import Image
 from pydantic import BaseModel, Field
@@ -144,12 +144,6 @@ class Info(BaseModel):
     bands: list[dict[str, int]] = Field(examples=[[{"first": 8, "last": 15}]])
 
 
-class ModeChange(BaseModel):
-    """The mode that a stream is switched to."""
-
-    mode: Mode = Field(examples=["shadow"])
-
-
 class ErrorFacts(BaseModel):
     """Why a request was refused: a word for programs, a sentence for people."""
 
@@ -174,8 +168,12 @@ IMAGES_BODY = {
         },
     }
 }
-_MODE = {"schema": ModeChange.model_json_schema()}
-MODE_BODY = {"requestBody": {"required": True, "content": {JSON: _MODE}}}
+_MODE = {
+    "type": "object",
+    "required": ["mode"],
+    "properties": {"mode": {"enum": list(get_args(Mode))}},
+}
+MODE_BODY = {"requestBody": {"required": True, "content": {JSON: {"schema": _MODE}}}}
 STATE_BODY = {"requestBody": {"required": True, "content": {BYTES: BINARY}}}
 
 ALWAYS = (401, 403, 422, 429, 503)

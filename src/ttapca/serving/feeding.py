@@ -10,7 +10,6 @@ import http.client
 import io
 import itertools
 import json
-import math
 import re
 import threading
 import time
@@ -117,21 +116,6 @@ class StreamPlan:
     delay: float = 0.0  # seconds until it begins
 
 
-@dataclass(frozen=True)
-class Pace:
-    """How fast images are sent, and in which order."""
-
-    rate: float = 10.0  # images a second, in each stream
-    batch: int = 1  # images a request
-    order: Order = "shuffled"  # each round through the images has its own seed
-    loop: bool = False  # whether a schedule begins again when it is over
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        check_option("rate", self.rate, Number(above=0))
-        check_option("batch", self.batch, Whole(1))
-
-
 @dataclass
 class Tally:
     """Counts of the images that were sent under one condition and answered in one mode."""
@@ -192,22 +176,33 @@ class FedStream:
 
 
 class Feeder:
-    """Feeds streams from the moment it is entered until all schedules are over or it is left."""
+    """Feeds streams from the moment it is entered until all schedules are over or it is left.
+
+    `rate` is of images a second in each stream, `batch` of images a request. Each round through
+    the images has an order of its own; `loop` begins a schedule again when it is over.
+    """
 
     def __init__(
         self,
         images: Images,
         plans: Sequence[StreamPlan],
         client: ServerClient,
-        pace: Pace,
+        *,
+        rate: float = 10.0,
+        batch: int = 1,
+        order: Order = "shuffled",
+        loop: bool = False,
         textures: Path | None = None,
     ) -> None:
+        check_option("rate", rate, Number(above=0))
+        check_option("batch", batch, Whole(1))
         if len({plan.name for plan in plans}) < len(plans):
             raise OptionError("Every stream needs a name of its own; found one name twice.")
         steps = [step for plan in plans for step in plan.schedule if step.corruption != CLEAN]
         if any(needs_photographs(images.images, step.corruption) for step in steps):
             load_textures(textures)  # an error now is better than one amid a schedule
-        self.images, self.pace, self.textures = images, pace, textures
+        self._images, self._textures = images, textures
+        self._rate, self._batch, self._order, self._loop = rate, batch, order, loop
         self.streams = [FedStream(plan) for plan in plans]
         self._client, self._stop = client, threading.Event()
         self._threads = [
@@ -258,29 +253,29 @@ class Feeder:
             return
         # One round through all images after another, for ever.
         rounds = (
-            choose(self.images.labels, order=self.pace.order, seed=plan.seed + number).rows
+            choose(self._images.labels, order=self._order, seed=plan.seed + number).rows
             for number in itertools.count()
         )
         rows, due = itertools.chain.from_iterable(rounds), time.monotonic()
-        for step in itertools.cycle(plan.schedule) if self.pace.loop else plan.schedule:
+        for step in itertools.cycle(plan.schedule) if self._loop else plan.schedule:
             stream.current = Tally(step)
-            left = step.images(self.pace.rate)
+            left = step.images(self._rate)
             while left > 0:
-                chosen = np.array(list(itertools.islice(rows, min(left, self.pace.batch))))
-                pixels = np.ascontiguousarray(self.images.images[chosen])
+                chosen = np.array(list(itertools.islice(rows, min(left, self._batch))))
+                pixels = np.ascontiguousarray(self._images.images[chosen])
                 if step.corruption != CLEAN:
                     pixels = corrupt_any_size(
                         pixels,
                         step.corruption,
                         step.severity,
                         indices=chosen,
-                        textures=self.textures,
+                        textures=self._textures,
                     )
                 if self._stop.wait(max(0.0, due - time.monotonic())):
                     return
-                stream.count(step, self.images.labels[chosen], client.predict(plan.name, pixels))
+                stream.count(step, self._images.labels[chosen], client.predict(plan.name, pixels))
                 left -= len(chosen)
-                due += len(chosen) / self.pace.rate
+                due += len(chosen) / self._rate
                 behind = time.monotonic() - due
                 if behind > LATE:  # no burst of missed images
                     stream.late += behind
@@ -288,8 +283,8 @@ class Feeder:
                 stream.retries = client.retries
 
 
-def check_fits(info: dict[str, Any], images: Images) -> list[str]:
-    """Compare the network in an answer to `/v1/info` with a data set; return remarks for people."""
+def check_fits(info: dict[str, Any], images: Images) -> None:
+    """Raise unless the network in an answer to `/v1/info` takes images of this size."""
     height, width, channels = images.images.shape[1:]
     wanted, found = list(info.get("input_shape", [])), [channels, height, width]
     if wanted and wanted != found:
@@ -298,13 +293,6 @@ def check_fits(info: dict[str, Any], images: Images) -> list[str]:
             f"The server's network takes images of {needed}; these are {given}. Name data that it "
             "takes; pictures are resized with `size=`."
         )
-    classes = [str(name) for name in info.get("classes") or []]
-    if classes and classes != list(images.class_names):
-        return [
-            "the server's classes have other names than those of the data; an answer counts as "
-            "right if the number of its class is that of the label"
-        ]
-    return []
 
 
 # Talking to the server --------------------------------------------------------------------------
@@ -368,7 +356,8 @@ class ServerClient:
                 trouble = _refusal(error, self.url, bool(self.token))
                 if error.code not in RETRIED:
                     raise FeedError(trouble) from None
-                wait = _seconds(error.headers["Retry-After"])
+                stated = error.headers["Retry-After"] or ""
+                wait = float(stated) if stated.isdecimal() else None  # it may be a date
             except (OSError, http.client.HTTPException) as error:
                 trouble = _unreachable(self.url, getattr(error, "reason", error))
             else:
@@ -390,15 +379,6 @@ def _checked_address(url: str) -> str:
     except ValueError:  # a port that is no number, or one bracket without the other
         pass
     raise OptionError(f"A server has an address such as http://127.0.0.1:8000; found `{url}`.")
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    """Return the seconds of a `Retry-After`; None if there is none, or it is a date."""
-    try:
-        seconds = float(retry_after or "nan")
-    except ValueError:
-        return None
-    return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
 def _parsed(answer: bytes, url: str) -> dict[str, Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import re
 import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -27,7 +29,6 @@ from ttapca.serving import stream_routes
 from ttapca.serving.api_models import Info, refusals
 from ttapca.serving.http_errors import HttpError, closing, http_error
 from ttapca.serving.metrics import CONTENT_TYPE
-from ttapca.serving.request_log import LOGGER, RequestRecord
 from ttapca.serving.service import Service, service_of
 
 DESCRIPTION = (
@@ -40,6 +41,7 @@ BEARER = Depends(
 # The table of the system may say otherwise, and browsers run no script of another type.
 PAGE_TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
 
+LOGGER = logging.getLogger("ttapca.serving")
 API = "/v1/"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DISCARD_SECONDS = 0.5  # for a client that is still sending a refused body, to see the answer
@@ -168,6 +170,32 @@ async def _refuse_parameter(_request: Request, error: RequestValidationError) ->
 
 
 # Middleware ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class RequestRecord:
+    """The facts of one request for log and metrics; the routes fill them in."""
+
+    request: str  # its id, from the client or drawn here
+    method: str
+    route: str = "other"  # the pattern that its address fits, such as `/v1/streams/{name}`
+    status: int = 0
+    seconds: float = 0.0  # from its head to the end of its answer
+    token: str | None = None  # the name, never the secret
+    stream: str | None = None  # the full name
+    images: int | None = None
+    bytes: int | None = None  # of its body
+    code: str | None = None  # if it was refused
+
+    def log(self) -> None:
+        """Write a line for a person: `GET /healthz 200 in 1.2 ms  (1f)`; the facts are for JSON."""
+        parts = [f"{self.method} {self.route} {self.status} in {1000 * self.seconds:.1f} ms"]
+        parts += [part for part in (self.code, self.token, self.stream) if part]
+        if self.images is not None:
+            parts.append(f"{self.images} image{'s' * (self.images != 1)}")
+        facts = {name: value for name, value in asdict(self).items() if value is not None}
+        facts["seconds"] = round(self.seconds, 6)
+        LOGGER.info("%s  (%s)", ", ".join(parts), self.request, extra={"facts": facts})
 
 
 class ServiceMiddleware:

@@ -1,29 +1,34 @@
-"""Run the service with uvicorn, and end it without losing anything.
+"""Run the service with uvicorn, write its log, and end it without losing anything.
 
 The first SIGTERM or SIGINT drains it, the second one ends it at once. None cuts saving short.
 """
 
 from __future__ import annotations
 
+import io
 import ipaddress
+import json
+import logging
 import os
+import select
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import uvicorn
 from uvicorn.server import HANDLED_SIGNALS
 
 from ttapca.errors import OptionError
-from ttapca.serving.http_app import create_app
-from ttapca.serving.request_log import LOGGER
+from ttapca.serving.http_app import LOGGER, create_app
 from ttapca.serving.service import Service
 
+SERVER_LOGGER = logging.getLogger("uvicorn.error")
 LARGEST_HEAD = 16 * 1024  # bytes of the first line and the headers of a request
 MOST_CONNECTIONS = 1024  # beyond that, connections without a request are closed
 KEPT_SECONDS = 30  # that a connection stays open without a request
@@ -163,3 +168,51 @@ def serve(service: Service, listening: socket.socket) -> int:
         service.close()
     LOGGER.info("the service has ended")
     return server.signal or signal.SIGTERM
+
+
+class JsonLines(logging.Formatter):
+    """Each record as one JSON object on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        content: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+        }
+        content |= getattr(record, "facts", None) or {"message": record.getMessage()}
+        if record.exc_info:
+            content["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(content)
+
+
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Leaves out lines while their reader has stopped: a write would block requests and saving."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line if that needs no waiting."""
+        try:
+            ready = os.name != "posix" or bool(select.select((), (self.stream,), (), 0)[1])
+        except io.UnsupportedOperation:  # a stream in memory
+            ready = True
+        if ready:
+            super().emit(record)
+
+
+@contextmanager
+def logging_to(stream: TextIO, *, as_json: bool) -> Iterator[None]:
+    """Write the lines of this service and the warnings of uvicorn while the block runs."""
+    handler = LineHandler(stream)
+    people = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
+    handler.setFormatter(JsonLines() if as_json else people)
+    before = {logger: (logger.level, logger.propagate) for logger in (LOGGER, SERVER_LOGGER)}
+    for logger, level in ((LOGGER, logging.INFO), (SERVER_LOGGER, logging.WARNING)):
+        logger.setLevel(level)
+        logger.propagate = False
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger, (level, propagate) in before.items():
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate

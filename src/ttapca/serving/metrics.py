@@ -22,8 +22,8 @@ from ttapca.serving.pool import PoolObserver
 from ttapca.support.process import resident_memory
 
 if TYPE_CHECKING:
+    from ttapca.serving.http_app import RequestRecord
     from ttapca.serving.pool import StreamPool
-    from ttapca.serving.request_log import RequestRecord
     from ttapca.serving.request_queue import Answer
     from ttapca.serving.stream_record import StreamStatus
 

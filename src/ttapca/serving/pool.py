@@ -35,7 +35,7 @@ from ttapca.errors import (
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.wiener import Wiener
 from ttapca.networks.evaluation import EvaluatedKind
-from ttapca.serving.batched_network import BatchedNetwork, Pixels, StreamPrediction
+from ttapca.serving.batched_network import BatchedNetwork, Pixels
 from ttapca.serving.limits import PoolLimits
 from ttapca.serving.request_queue import Answer, Request, RequestQueue
 from ttapca.serving.stream_cache import Admission, StreamCache
@@ -168,8 +168,8 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         with self._news:
             self._check_open()
             self._queue.check_room(len(images))
-            reservation = self._streams.reserve(stream, admit)
-            request = Request(reservation, images.detach(), Future(), came)
+            request = Request(stream, images.detach(), Future(), came)
+            self._streams.reserve(stream, request, admit)
             self._queue.put(request)
         return request.answer
 
@@ -233,13 +233,8 @@ class StreamPool(AbstractContextManager["StreamPool"]):
     def set_mode(self, stream: str, mode: Mode, *, admit: Admission | None = None) -> StreamStatus:
         """Switch a stream; a new name begins a new stream, as in `submit`."""
         check_option("mode", mode, OneOf(get_args(Mode)))
-        known = self._streams.known
-        return self._change(
-            stream,
-            lambda: dataclasses.replace(known(stream), mode=mode),
-            new=True,
-            admit=admit,
-        )
+        get = self._streams.get
+        return self._change(stream, lambda: dataclasses.replace(get(stream), mode=mode), admit)
 
     def reset(self, stream: str) -> StreamStatus:
         """Let a stream begin anew, in the mode that it has."""
@@ -249,7 +244,7 @@ class StreamPool(AbstractContextManager["StreamPool"]):
     def restore(self, stream: str, data: bytes, *, admit: Admission | None = None) -> StreamStatus:
         """Let a stream go on, bit for bit, where one was when `dump` was called; see `submit`."""
         record = self._streams.parse(data)
-        return self._change(stream, lambda: record, new=True, admit=admit)
+        return self._change(stream, lambda: record, admit)
 
     def dump(self, stream: str) -> bytes:
         """Return all of a stream, for `restore`, as a safetensors file; raises as `status`."""
@@ -266,23 +261,13 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         return None if last is None else last.pictures()
 
     def _change(
-        self,
-        name: str,
-        make: Callable[[], StreamRecord],
-        *,
-        new: bool = False,
-        admit: Admission | None = None,
+        self, name: str, make: Callable[[], StreamRecord], admit: Admission | None = None
     ) -> StreamStatus:
         """Replace the record of a stream, or begin a new one, between two passes."""
 
         def work() -> StreamStatus:
-            reservation = self._streams.reserve(name, admit) if new else None
-            try:
-                record = make()
-            except BaseException:
-                if reservation is not None:
-                    self._streams.release(reservation)
-                raise
+            record = make()
+            self._streams.reserve(name, record, admit)
             self._streams.put(name, record)
             return self._network.status(name, record)
 
@@ -356,7 +341,7 @@ class StreamPool(AbstractContextManager["StreamPool"]):
                     return
                 chosen, cancelled = self._queue.take() if self._queue else ([], [])
             for request in cancelled:
-                self._streams.release(request.reservation)
+                self._streams.release(request.stream, request)
             for control in controls:
                 control()
             if chosen:
@@ -368,37 +353,24 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         try:
             begun = time.perf_counter()
             predictions = self._network.predict(
-                [(self._streams.get(each.stream), each.images) for each in requests]
+                [(each.stream, self._streams.get(each.stream), each.images) for each in requests]
             )
         except BaseException as error:
             if len(requests) > 1:
                 for each in requests:
                     self._answer([each])
             else:  # a stream that would have begun has not
-                self._streams.release(requests[0].reservation)
+                self._streams.release(requests[0].stream, requests[0])
                 _settle(requests[0].answer, error)
             return
         seconds = time.perf_counter() - begun
         images = sum(len(each.images) for each in requests)
         self._tell(self._observer.passed, images, len(requests), seconds)
-        for request, prediction in zip(requests, predictions, strict=True):
-            self._finish(request, prediction)
-
-    def _finish(self, request: Request, prediction: StreamPrediction) -> None:
-        """Keep the record of a stream after a pass, and answer its request."""
-        name, record = request.stream, prediction.record
-        self._streams.put(name, record, prediction.first)
-        answer = Answer(
-            logits=prediction.logits,
-            outputs=self._network.outputs,
-            adapted=prediction.adapted,
-            differ=prediction.differ,
-            glance=record.glance(name),
-            _status=lambda: self._network.status(name, record),
-        )
-        # The observer first: a caller who has an answer finds it counted.
-        self._tell(self._observer.answered, answer, time.perf_counter() - request.came)
-        _settle(request.answer, answer)
+        for request, (record, answer, image) in zip(requests, predictions, strict=True):
+            self._streams.put(request.stream, record, image)
+            # The observer first: a caller who has an answer finds it counted.
+            self._tell(self._observer.answered, answer, time.perf_counter() - request.came)
+            _settle(request.answer, answer)
 
     def _tell(self, notice: Callable[..., None], *facts: object) -> None:
         """Tell the observer; the threads of the pool outlive an error in it."""

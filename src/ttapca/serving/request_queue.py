@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ttapca.errors import PoolFullError
 from ttapca.serving.limits import PoolLimits
-from ttapca.serving.stream_cache import Reservation
 from ttapca.serving.stream_record import Mode, StreamGlance, StreamStatus
 from ttapca.support.outputs import OutputKind
 
@@ -70,15 +69,10 @@ class Answer:
 class Request:
     """Images that wait for their answer, as the model takes them."""
 
-    reservation: Reservation
+    stream: str  # its name
     images: Tensor
     answer: Future[Answer]
     came: float  # by `time.perf_counter`
-
-    @property
-    def stream(self) -> str:
-        """The name of the stream."""
-        return self.reservation.stream
 
 
 class RequestQueue:
