@@ -99,8 +99,9 @@ class BatchedNetwork:
             logits=logits,
             outputs=outputs,
             memory=made.memory,
-            on_shift=ShiftAlarm(_ignore),
+            on_shift=ShiftAlarm(lambda _: None),  # the alarm is kept in the state of a stream
         )
+        self.kind = self._adapter.kind  # that only pools and adapters with this filter share
         surface = next(each for each in made.surfaces if isinstance(each, SpectralGains))
         gain = surface.closed_form
         if gain is None or surface.filter is None:  # for type checkers
@@ -113,11 +114,6 @@ class BatchedNetwork:
             layer.register_forward_pre_hook(self._keep_given, prepend=True, with_kwargs=True),
             surface.filter.register_forward_hook(self._keep_made),
         ]
-
-    @property
-    def kind(self) -> str:
-        """A digest that only pools and adapters with the same filter share."""
-        return self._adapter.kind
 
     def new_record(self, mode: Mode) -> StreamRecord:
         """Return the record of a new stream."""
@@ -238,7 +234,3 @@ def _rows(copies: Sequence[tuple[int, Tensor, Copy]], device: torch.device) -> I
     sizes = torch.tensor([len(images) for _, images, _ in copies])
     columns = zip(*((number, *copy) for number, _, copy in copies), strict=True)
     return ImageRows(*(torch.tensor(each).repeat_interleave(sizes).to(device) for each in columns))
-
-
-def _ignore(_health: Health) -> None:
-    """A pool keeps the alarm in the state of a stream, and calls no one."""

@@ -1,7 +1,4 @@
-"""From the body of a request to images: pictures or `.npy` arrays, never pickles.
-
-Headers are compared with the bytes that are there and with the input of the network.
-"""
+"""From the body of a request to images: pictures or `.npy` arrays, never pickles."""
 
 from __future__ import annotations
 
@@ -62,9 +59,10 @@ class ImageDecoder:
         if kind in PICTURE_TYPES:
             return self._pictures([body])
         if kind == NPY:
-            saying = "is not a plain `.npy` array", "Send what numpy.save writes."
-            with reading(Path("The body"), *saying):
-                return self._tensor(parse_npy(body))
+            advice = "Send what numpy.save writes."
+            with reading(Path("The body"), "is not a plain `.npy` array", advice):
+                array = parse_npy(body)
+            return self._tensor(array)
         raise HttpError(
             "unsupported_type",
             f"Images are sent as one of {', '.join(CONTENT_TYPES)}; found {shown(kind)}. Set the "

@@ -1,8 +1,4 @@
-"""Play a data set against a server, as cameras whose images get worse and better again.
-
-Each stream has a thread of its own. Its images depend on the data, the schedule and the seed alone,
-also if the server is too slow to take them in time.
-"""
+"""Play a data set against a server, as cameras whose images get worse and better again."""
 
 from __future__ import annotations
 
@@ -176,7 +172,7 @@ class FedStream:
 
 
 class Feeder:
-    """Feeds streams from the moment it is entered until all schedules are over or it is left.
+    """Feeds streams, each in a thread, from when it is entered until it is left or all is over.
 
     `rate` is of images a second in each stream, `batch` of images a request. Each round through
     the images has an order of its own; `loop` begins a schedule again when it is over.

@@ -1,7 +1,4 @@
-"""Measurements for Prometheus, whose number of time series no client can raise.
-
-Routes are patterns, statuses are classes, and only the streams used last have series of their own.
-"""
+"""Measurements for Prometheus, whose number of time series no client can raise."""
 
 from __future__ import annotations
 

@@ -76,12 +76,6 @@ def export_onnx(
     Returns:
         The shape of each part of a stream's state, by the name of the input.
 
-    Raises:
-        OptionError: An option makes no sense, or the model is not float32 on the CPU.
-        AttachError: The filter does not fit the model.
-        LayerOutputError: The model returns no logits, or does not call the filter's layer.
-        ExportError: The network cannot be written as ONNX.
-
     Example:
         >>> import tempfile, ttapca
         >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))
@@ -216,8 +210,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logger.setLevel(level)

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from typing import TypeVar, get_args
 
@@ -87,11 +87,6 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         states, outliers, order: As for `ttapca.methods.Wiener`.
         input_shape: Shape of one image, for a filter that does not act on the images themselves, or
             if images have another size than those of the fit.
-
-    Raises:
-        OptionError: An option makes no sense.
-        AttachError: The filter does not fit the model.
-        SavedStreamError: The store keeps streams of another network or filter.
 
     Example:
         >>> import ttapca
@@ -302,16 +297,17 @@ class StreamPool(AbstractContextManager["StreamPool"]):
 
     def _try_to_save(self) -> None:
         """Save, and go on after an error: a full disk may have room again later."""
-        failed = False
+        before = self._unsaved
         try:
             self.save()
         except TtapcaError as error:
-            failed = True
-            if not self._unsaved:  # once, not at every attempt
+            self._unsaved = True
+            if not before:  # once, not at every attempt
                 LOGGER.error("streams stay in memory, as they cannot be saved: %s", error)
-        if self._unsaved and not failed:
-            LOGGER.info("streams are saved again")
-        self._unsaved = failed
+        else:
+            self._unsaved = False
+            if before:
+                LOGGER.info("streams are saved again")
 
     # Passes ----------------------------------------------------------------------------------
 
@@ -361,7 +357,7 @@ class StreamPool(AbstractContextManager["StreamPool"]):
                     self._answer([each])
             else:  # a stream that would have begun has not
                 self._streams.release(requests[0].stream, requests[0])
-                _settle(requests[0].answer, error)
+                requests[0].answer.set_exception(error)
             return
         seconds = time.perf_counter() - begun
         images = sum(len(each.images) for each in requests)
@@ -370,7 +366,7 @@ class StreamPool(AbstractContextManager["StreamPool"]):
             self._streams.put(request.stream, record, image)
             # The observer first: a caller who has an answer finds it counted.
             self._tell(self._observer.answered, answer, time.perf_counter() - request.came)
-            _settle(request.answer, answer)
+            request.answer.set_result(answer)
 
     def _tell(self, notice: Callable[..., None], *facts: object) -> None:
         """Tell the observer; the threads of the pool outlive an error in it."""
@@ -412,12 +408,3 @@ def image_shape(fitted: FittedFilter) -> tuple[int, ...]:
             "was fitted by an older ttapca. Say what shape an image has with `input_shape=`."
         )
     return fitted.shape
-
-
-def _settle(future: Future[Answer], outcome: Answer | BaseException) -> None:
-    """Give an answer or an error to the caller; a caller who has gone needs none."""
-    with suppress(InvalidStateError):
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)

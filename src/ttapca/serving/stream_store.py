@@ -28,10 +28,6 @@ class StreamStore(AbstractContextManager["StreamStore"]):
     Args:
         path: The file; it is made if it does not exist.
 
-    Raises:
-        SavedStreamError: The file is something else.
-        StorageError: It cannot be read or written, or another process serves from it.
-
     Example:
         >>> import tempfile
         >>> with StreamStore(Path(tempfile.mkdtemp()) / "streams.sqlite") as store:
