@@ -23,9 +23,9 @@ from serving.servers import PATIENCE, Running, started, until
 from ttapca.errors import OptionError
 from ttapca.serving import StreamStore, http_server
 from ttapca.serving.decoding import NPY
+from ttapca.serving.http_app import is_loopback
 from ttapca.serving.http_server import (
     DrainingServer,
-    is_loopback,
     listen,
     signals_put_back,
     url_of,
@@ -239,7 +239,7 @@ def test_ipv6() -> None:
         pytest.skip("this machine has no IPv6 address of its own")
     with listening:
         assert url_of(listening).startswith("http://[::1]:")
-        assert is_loopback("::1")
+        assert is_loopback("[::1]")
 
 
 def test_sigterm_answers_what_runs_saves_and_ends(filter_folder: Path, tmp_path: Path) -> None:

@@ -174,12 +174,12 @@ def serve(
 
 def _tokens(file: Path | None, host: str) -> Tokens:
     """Read the tokens; without any, refuse to be reached from other machines."""
-    from ttapca.serving.http_server import is_loopback
+    from ttapca.serving.http_app import is_loopback
     from ttapca.serving.tokens import Tokens, read_tokens
 
     if file is not None:
         return read_tokens(file)
-    if not is_loopback(host):
+    if not is_loopback(f"[{host}]" if ":" in host else host):
         raise OptionError(
             "Without tokens the service listens on this machine only, such as at 127.0.0.1; found "
             f"--host {host}. Give --tokens FILE; docs/production.md says how to write it."

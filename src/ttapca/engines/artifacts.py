@@ -1,7 +1,4 @@
-"""`Artifact`: a large object that workers need, in a file that is named by its content.
-
-A worker opens each once. Arrays are mapped into memory, which the processes of a machine share.
-"""
+"""`Artifact`: a large object that workers need, in a file that is named by its content."""
 
 from __future__ import annotations
 
@@ -20,14 +17,13 @@ from warnings import catch_warnings
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ttapca.errors import EngineError, TtapcaError
 from ttapca.support.disk import writing
 
 Content = TypeVar("Content")
 
-MAPPED_FROM = 1 << 16  # bytes from which on an array is mapped
+MAPPED_FROM = 1 << 16  # bytes from which on an array is mapped into memory, which processes share
 MOST_OPEN = 8  # artifacts of a process: the workers of a cluster outlive many runs
 
 _opening = RLock()  # an artifact may be part of another
@@ -36,16 +32,13 @@ _worker_folders: list[Path] = []  # of this process, if it is the worker of a cl
 
 @dataclass(frozen=True)
 class Artifact(Generic[Content]):
-    """Names a written object; it is small, and can be pickled.
+    """Names a written object; it is small, and can be pickled."""
 
-    `label` says in a few words what it is; `digest`, the SHA-256 of the file, is its name as well;
-    `fallback` makes the content on a worker that does not see the file.
-    """
-
-    label: str = field(compare=False)
-    digest: str
+    label: str = field(compare=False)  # in a few words
+    digest: str  # the SHA-256 of the file, which is its name as well
     size: int
     folder: Path = field(compare=False)
+    # Makes the content on a worker that does not see the file.
     fallback: Callable[[], Content] | None = field(default=None, compare=False)
 
     @property
@@ -95,8 +88,7 @@ def write_artifact(
 ) -> Artifact[Content]:
     """Write an object to an existing folder, best one that all workers see.
 
-    `content` is anything that can be pickled. `parts` are artifacts of objects within it, by their
-    `id`: only their names are written. Lists, dicts and the like cannot be parts.
+    `parts` are artifacts of objects within it, by their `id`; lists, dicts and the like cannot be.
     """
     unfinished = folder / "unfinished"
     with writing(folder):
@@ -145,13 +137,9 @@ def _pickling(parts: Mapping[int, Artifact[Any]]) -> types.ModuleType:
             if isinstance(found, np.ndarray) and found.nbytes >= MAPPED_FROM:
                 # torch lacks some types of arrays, and warns of arrays that cannot be written to.
                 with suppress(TypeError, ValueError), catch_warnings(action="ignore"):
-                    return _array, (torch.from_numpy(np.ascontiguousarray(found)),)
+                    return np.asarray, (torch.from_numpy(np.ascontiguousarray(found)),)
             return super().reducer_override(found)
 
     module = types.ModuleType("mapped_pickle")
     vars(module).update(Pickler=Pickler)
     return module
-
-
-def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    return tensor.numpy()

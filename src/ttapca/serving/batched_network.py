@@ -40,11 +40,8 @@ class FilteredImage(NamedTuple):
     made: Tensor
 
     def pictures(self) -> tuple[Pixels, Pixels] | None:
-        """Return the image before and after the filter, uint8, (height, width, 3), if there is one.
-
-        The filter sees normalised images. The way back to pixels is found from the image itself, by
-        least squares for each channel.
-        """
+        """Return a picture before and after the filter, uint8, (height, width, 3), or None."""
+        # The filter sees normalised images; least squares for each channel find the way back.
         if self.image.dim() != 3 or self.image.shape[0] not in (1, 3):
             return None
         pixels, given, made = (each.detach().double().flatten(1) for each in self)

@@ -260,12 +260,9 @@ class Feeder:
                 chosen = np.array(list(itertools.islice(rows, min(left, self._batch))))
                 pixels = np.ascontiguousarray(self._images.images[chosen])
                 if step.corruption != CLEAN:
+                    kind, textures = step.corruption, self._textures
                     pixels = corrupt_any_size(
-                        pixels,
-                        step.corruption,
-                        step.severity,
-                        indices=chosen,
-                        textures=self._textures,
+                        pixels, kind, step.severity, indices=chosen, textures=textures
                     )
                 if self._stop.wait(max(0.0, due - time.monotonic())):
                     return

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import resources
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
+from prometheus_client import generate_latest
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
@@ -102,7 +104,7 @@ async def metrics(request: Request) -> Response:
     """Show measurements to Prometheus."""
     service = service_of(request)
     service.admit(request, "read", "all")
-    text = await service.in_thread(service.metrics.text)
+    text = await service.in_thread(partial(generate_latest, service.metrics.registry))
     return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
 
@@ -244,7 +246,7 @@ class ServiceMiddleware:
     def _admit(self, path: str, headers: Mapping[str, str]) -> None:
         """Refuse foreign pages, and requests to the API that the service cannot take now."""
         service = self.service
-        if not service.tokens:
+        if not service.tokens.all:
             _check_origin(headers)
         if path.startswith(API):
             if service.draining:
@@ -260,7 +262,7 @@ class ServiceMiddleware:
 def _check_origin(headers: Mapping[str, str]) -> None:
     """Refuse pages of other sites: a browser on this machine may show any page."""
     host, origin = headers.get("host", "localhost"), headers.get("origin")
-    if not _is_loopback(host):
+    if not is_loopback(host):
         raise HttpError(
             "foreign_host",
             "Without tokens, this service answers to localhost only; the request names another "
@@ -274,8 +276,8 @@ def _check_origin(headers: Mapping[str, str]) -> None:
         )
 
 
-def _is_loopback(host: str) -> bool:
-    """Tell whether a Host header names this machine."""
+def is_loopback(host: str) -> bool:
+    """Tell whether a host, as an address of a page has it, is this machine."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name == "localhost" or ipaddress.ip_address(name).is_loopback

@@ -1,12 +1,8 @@
-"""Run the service with uvicorn, write its log, and end it without losing anything.
-
-The first SIGTERM or SIGINT drains it, the second one ends it at once. None cuts saving short.
-"""
+"""Run the service with uvicorn, write its log, and end it without losing anything."""
 
 from __future__ import annotations
 
 import io
-import ipaddress
 import json
 import logging
 import os
@@ -61,7 +57,7 @@ class DrainingServer(uvicorn.Server):
         self._heads: dict[Any, tuple[Any, float]] = {}
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, and end at the second."""
+        """Drain at the first signal, and end at the second; none cuts saving short."""
         del frame
         if self.signal is not None:
             self.should_exit = self.force_exit = True
@@ -79,10 +75,7 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _close_connections(self) -> None:
-        """Close connections that wait for the head of a request for long, or are too many.
-
-        Uvicorn would wait for ever, and refuse every request if there are too many of them.
-        """
+        """Close connections that wait long, or are too many: uvicorn would refuse all requests."""
         now = time.monotonic()
         waiting: dict[Any, tuple[Any, float]] = {}  # the request before, and since when
         connections: set[Any] = set(self.server_state.connections)
@@ -104,7 +97,9 @@ class DrainingServer(uvicorn.Server):
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens, or raise `OptionError`; port 0 takes any that is free."""
     try:
-        family, kind, protocol, _, address = _addresses(host, port)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         # It must say that it is TCP, as `create_server` does not: only then asyncio sends small
         # packets at once, and an answer does not wait 40 ms for the client's acknowledgement.
         listening = socket.socket(family, kind, protocol)
@@ -122,19 +117,6 @@ def listen(host: str, port: int) -> socket.socket:
             f"The service cannot listen at {host}, port {port}: {error.strerror or error}. Choose "
             "another port (0 takes any that is free) or host."
         ) from error
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach a server at this host."""
-    try:
-        found = [each[4][0] for each in _addresses(host, 0)]
-        return bool(found) and all(ipaddress.ip_address(each).is_loopback for each in found)
-    except (OSError, ValueError):
-        return False
-
-
-def _addresses(host: str, port: int) -> list[Any]:
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
 
 
 def url_of(listening: socket.socket) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -103,14 +103,10 @@ class Metrics(PoolObserver):
         labels = ("method", "route", "status")
         self._requests = counter("ttapca_requests", "Requests by route and class of status", labels)
         self._refused = counter("ttapca_refused", "Requests that were refused", ("code",))
-        words = "Images by mode, and whether a filter changed them"
-        self._images = counter("ttapca_images", words, ("mode", "adapted"))
-        words = "Images in shadow mode that would get another class"
-        self._differ = counter("ttapca_shadow_differ", words)
-        words = "From the head of a request to the end of its answer"
-        self._seconds = histogram("ttapca_request_seconds", words, ("route",))
-        words = "How long images waited, in the queue and in the pass"
-        self._waited = histogram("ttapca_queue_seconds", words)
+        self._images = counter("ttapca_images", "Images by mode", ("mode", "adapted"))
+        self._differ = counter("ttapca_shadow_differ", "Images in shadow that would change class")
+        self._seconds = histogram("ttapca_request_seconds", "Time of a request", ("route",))
+        self._waited = histogram("ttapca_queue_seconds", "Time of images in queue and pass")
         self._pass_seconds = histogram("ttapca_pass_seconds", "Time of a forward pass")
         counts = partial(histogram, buckets=COUNTS)
         self._pass_images = counts("ttapca_pass_images", "Images of a forward pass")
@@ -125,10 +121,6 @@ class Metrics(PoolObserver):
             ("ttapca_streams_known", "Streams in memory and on disk", lambda: len(pool.names())),
         ):
             Gauge(name, words, registry=self.registry).set_function(value)
-
-    def text(self) -> bytes:
-        """Return all series as Prometheus reads them."""
-        return generate_latest(self.registry)
 
     def finished(self, record: RequestRecord) -> None:
         """Count a request that was answered or refused."""

@@ -1,8 +1,4 @@
-"""`StreamPool`: many streams over one network, from many threads.
-
-One thread takes requests of different streams out of a `RequestQueue`, runs a pass for them and
-answers, and changes streams between two passes. Another one saves changed records now and then.
-"""
+"""`StreamPool`: one thread runs passes and changes streams between them, another one saves."""
 
 from __future__ import annotations
 
@@ -39,13 +35,7 @@ from ttapca.serving.batched_network import BatchedNetwork, Pixels
 from ttapca.serving.limits import PoolLimits
 from ttapca.serving.request_queue import Answer, Request, RequestQueue
 from ttapca.serving.stream_cache import Admission, StreamCache
-from ttapca.serving.stream_record import (
-    Mode,
-    StreamGlance,
-    StreamRecord,
-    StreamStatus,
-    check_name,
-)
+from ttapca.serving.stream_record import Mode, StreamGlance, StreamRecord, StreamStatus, check_name
 from ttapca.serving.stream_store import StreamStore
 from ttapca.spectral.constants import CONSTANTS
 from ttapca.support.outputs import FindLogits
@@ -169,10 +159,7 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         return request.answer
 
     def predict(self, stream: str, images: Tensor, timeout: float | None = None) -> Answer:
-        """Ask for predictions as `submit` does, and wait `timeout` seconds for them at most.
-
-        A request that is too late raises `TimeoutError`, and is given up unless its pass has begun.
-        """
+        """Ask as `submit` does, and wait; after `timeout` seconds raise `TimeoutError`."""
         asked = self.submit(stream, images)
         try:
             return asked.result(timeout)
@@ -185,10 +172,7 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         self._streams.check_admission(stream, admit)
 
     def warm_up(self) -> None:
-        """Calibrate for every number of images that a stream can have shown: about a second.
-
-        Otherwise each new number takes ten milliseconds when it first comes up.
-        """
+        """Calibrate for every number of images that a stream can have: it takes about a second."""
         self._network.warm_up(self.limits.max_images)
 
     def _check_open(self) -> None:
@@ -381,10 +365,7 @@ class StreamPool(AbstractContextManager["StreamPool"]):
                 )
 
     def close(self) -> None:
-        """Take no more requests, answer those that wait, free the model, and save all streams.
-
-        If they cannot be saved, a second call tries it again.
-        """
+        """Take no more requests, answer those that wait, free the model, and save all streams."""
         with self._news:
             self._queue.closing = True
             self._news.notify_all()

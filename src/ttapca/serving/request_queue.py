@@ -76,15 +76,13 @@ class Request:
 
 
 class RequestQueue:
-    """Hands out requests in order, those of different streams together.
-
-    `news` is notified of a new request; callers of all methods hold its lock.
-    """
+    """Hands out requests in order, those of different streams together."""
 
     def __init__(self, limits: PoolLimits, news: threading.Condition) -> None:
         self.images = 0  # that wait
         self.closing = False  # no more requests come, so that none waits for others
-        self._limits, self._news = limits, news
+        self._limits = limits
+        self._news = news  # hears of new requests; callers of all methods hold its lock
         self._requests: deque[Request] = deque()
         self._lately = 1  # streams in a pass
 

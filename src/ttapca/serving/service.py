@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -75,8 +75,8 @@ class Service:
 
     def admit(self, request: Request, *rights: Right) -> Token:
         """Return the token of a request, which must have some rights, and count the request."""
-        token = self._shown(request) if self.tokens else ANYBODY
-        request.state.record.token = token.name if self.tokens else None
+        token = self._shown(request) if self.tokens.all else ANYBODY
+        request.state.record.token = token.name if self.tokens.all else None
         if not token.rights.issuperset(rights):
             raise HttpError(
                 "right_missing",
@@ -205,5 +205,4 @@ def _give_up(decoding: Future[Future[Answer]]) -> None:
 
 def service_of(request: Request) -> Service:
     """Return the service that a request is for."""
-    service: Service = request.app.state.service
-    return service
+    return cast(Service, request.app.state.service)

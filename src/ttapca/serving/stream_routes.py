@@ -23,17 +23,10 @@ CHANGE = Record({"mode": OneOf(get_args(Mode))})
 MOST_LISTED = 500
 
 # For clients to read; names are checked with the token, whose name is a part of them.
-_NAME: dict[str, Any] = {
-    "pattern": f"^{NAME_PATTERN}$",
-    "minLength": 1,
-    "maxLength": LONGEST_NAME,
-}
-StreamName = Annotated[
-    str, Query(description="Of the images.", examples=["camera-7"], json_schema_extra=_NAME)
-]
-Name = Annotated[
-    str, Path(description="The stream.", examples=["camera-7"], json_schema_extra=_NAME)
-]
+_NAME: dict[str, Any] = {"pattern": f"^{NAME_PATTERN}$", "minLength": 1, "maxLength": LONGEST_NAME}
+_STREAM: dict[str, Any] = {"description": "The stream.", "examples": ["camera-7"]}
+StreamName = Annotated[str, Query(**_STREAM, json_schema_extra=_NAME)]
+Name = Annotated[str, Path(**_STREAM, json_schema_extra=_NAME)]
 Offset = Annotated[int, Query(ge=0, le=10**9, description="How many streams to leave out.")]
 Limit = Annotated[int, Query(ge=1, le=MOST_LISTED, description="How many to list at most.")]
 Brief = Annotated[bool, Query(description="Whether to tell only what costs nothing.")]
@@ -119,8 +112,9 @@ async def switch(request: Request, name: Name) -> Response:
     service, token, full = _named(request, name, "control")
     async with service.body(request) as body:
         service.pool.check_admission(full, token.check_quota)
-        change = parse_json(body, "The body", _bad_body)
-        conform(change, CHANGE, "The body", _bad_body)
+        bad_body = partial(HttpError, "bad_body")
+        change = parse_json(body, "The body", bad_body)
+        conform(change, CHANGE, "The body", bad_body)
     work = partial(service.pool.set_mode, full, change["mode"], admit=token.check_quota)
     return await _told(service, token, work)
 
@@ -202,7 +196,3 @@ async def _told(service: Service, token: Token, work: Callable[[], StreamStatus]
 
 def _json(content: bytes) -> Response:
     return Response(content, media_type=JSON)
-
-
-def _bad_body(message: str) -> HttpError:
-    return HttpError("bad_body", message)

@@ -93,10 +93,6 @@ class Tokens:
             if len({getattr(token, attribute) for token in self.all}) < len(self.all):
                 raise OptionError(f"Every token has a {word} of its own; found one {word} twice.")
 
-    def __bool__(self) -> bool:
-        """Return whether there are tokens: whether callers must show one."""
-        return bool(self.all)
-
     def find(self, secret: bytes) -> Token | None:
         """Return the token with a secret; it takes as long if there is none."""
         digest = hashlib.sha256(secret).digest()
