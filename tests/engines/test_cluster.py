@@ -154,7 +154,7 @@ def test_data_that_workers_do_not_see(
     monkeypatch.setattr(cluster_module, "LARGEST_SENT", 1)
     said = refused(artifact)
     assert "cannot do the work: Every worker must see the numbers" in said
-    assert f"does not see {artifact.path}. Put the results into a folder" in said
+    assert f"does not see {tmp_path / artifact.digest}. Put the results into a folder" in said
     # There is another way, but it leads nowhere.
     said = refused(replace(artifact, digest="other", fallback=missing_numbers))
     assert "and: There are no numbers here" in said

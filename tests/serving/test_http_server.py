@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import generate_latest
 
 from serving.clients import npy_bytes
 from serving.conftest import Serving
@@ -155,7 +156,9 @@ def test_a_client_that_goes_away_leaves_nothing(running: Callable[..., Running])
     until(lambda: not service.running)
     assert service._held == 0
     assert service.pool.names() == []
-    assert b'ttapca_refused_total{code="disconnected"} 1.0' in service.metrics.text()
+    assert b'ttapca_refused_total{code="disconnected"} 1.0' in generate_latest(
+        service.metrics.registry
+    )
 
 
 def healthy(connection: socket.socket) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from threading import RLock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from warnings import catch_warnings
 
 import numpy as np
@@ -37,20 +37,14 @@ class Artifact(Generic[Content]):
     label: str = field(compare=False)  # in a few words
     digest: str  # the SHA-256 of the file, which is its name as well
     size: int
-    folder: Path = field(compare=False)
+    folder: Path = field(compare=False)  # of the machine that wrote it
     # Makes the content on a worker that does not see the file.
     fallback: Callable[[], Content] | None = field(default=None, compare=False)
-
-    @property
-    def path(self) -> Path:
-        """The file on the machine that wrote it."""
-        return self.folder / self.digest
 
     def open(self) -> Content:
         """Return the content, the same object each time in one process, or raise `EngineError`."""
         with _opening:
-            content: Content = _content(self)
-        return content
+            return cast(Content, _content(self))
 
     def file(self) -> Path | None:
         """Return the file if this process sees one of this name and size."""
@@ -73,8 +67,9 @@ def _content(artifact: Artifact[Any]) -> Any:
         except TtapcaError as error:
             reason = f", and: {error}"
     raise EngineError(
-        f"Every worker must see {artifact.label}; this one does not see {artifact.path}{reason} "
-        "Put the results into a folder that all workers share."
+        f"Every worker must see {artifact.label}; this one does not see "
+        f"{artifact.folder / artifact.digest}{reason} Put the results into a folder that all "
+        "workers share."
     )
 
 
@@ -83,13 +78,10 @@ def write_artifact(
     folder: Path,
     label: str,
     *,
-    parts: Mapping[int, Artifact[Any]] | None = None,
+    parts: Mapping[int, Artifact[Any]] | None = None,  # of objects within it, by their `id`
     fallback: Callable[[], Content] | None = None,
 ) -> Artifact[Content]:
-    """Write an object to an existing folder, best one that all workers see.
-
-    `parts` are artifacts of objects within it, by their `id`; lists, dicts and the like cannot be.
-    """
+    """Write an object to an existing folder, best one that all workers see."""
     unfinished = folder / "unfinished"
     with writing(folder):
         try:

@@ -246,9 +246,6 @@ def _compare(address: str, needed: Mapping[str, str | None]) -> None:
         )
 
 
-# On workers ---------------------------------------------------------------------------------------
-
-
 def _work_on_worker(
     work: Callable[[Task], Result], versions: Mapping[str, str | None], task: Task
 ) -> Result:
@@ -263,7 +260,8 @@ class _ArtifactPlugin(WorkerPlugin):
     def __init__(self, artifact: Artifact[Any]) -> None:
         self.name, self.artifact = f"ttapca-{artifact.digest}", artifact
         # Also if all workers see it now: one that is started later may not.
-        self.content = artifact.path.read_bytes() if artifact.size <= LARGEST_SENT else None
+        few = artifact.size <= LARGEST_SENT
+        self.content = (artifact.folder / artifact.digest).read_bytes() if few else None
 
     def setup(self, worker: Worker) -> None:
         """Write the file, unless this worker sees it already."""

@@ -34,8 +34,7 @@ THREAD_VARIABLES = (
 class JoblibEngine:
     """Does several tasks at the same time, in `jobs` processes of this machine.
 
-    A task whose process dies is tried once again, in a new process, and is `Lost` after that. Each
-    process gets its share of the cores as threads, but no more than this one uses now.
+    A task whose process dies is tried once again. Each process gets its share of the cores.
     """
 
     remote = True
@@ -104,12 +103,13 @@ class _Process:
             )
         try:
             with interrupts_held():  # the first task starts the process
-                self._last = future = self._executor.submit(work, task)
+                future: Future[Result] = self._executor.submit(work, task)
         except Exception as error:
             if not _is_death(error):
                 raise
             self.end()  # it has died, at its last task or without one
             return self.submit(work, task)
+        self._last = future
         return future
 
     def end(self) -> None:
@@ -133,19 +133,17 @@ def _start(threads: int, parent: int) -> None:
     """Prepare a new worker process."""
     from joblib.externals.loky import process_executor
 
+    def end_with_parent() -> None:  # soon after it was killed: loky's own would wait for ever
+        while os.getppid() == parent:
+            time.sleep(PARENT_CHECKED_EVERY)
+        os._exit(1)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     # Files that are mapped into memory look like a leak to loky, which would end the process. And
     # to look for one, it collects garbage every second: 0.1 s each time, with torch loaded.
     process_executor._MEMORY_LEAK_CHECK_DELAY = math.inf
-
-
-def _end_with(parent: int) -> None:
-    """End this process soon after its parent was killed: loky's own would wait for ever."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECKED_EVERY)
-    os._exit(1)
 
 
 def _code(error: BaseException | None) -> str:

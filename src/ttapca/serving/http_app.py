@@ -241,7 +241,9 @@ class ServiceMiddleware:
             if exchange.record.status:  # the answer has begun: it can only be cut off
                 return
             await exchange.discard()
-            await refusal.response()(scope, exchange.receive, exchange.send)
+            content = {"error": {"code": refusal.code, "message": str(refusal)}}
+            answer = JSONResponse(content, refusal.status, refusal.headers)
+            await answer(scope, exchange.receive, exchange.send)
 
     def _admit(self, path: str, headers: Mapping[str, str]) -> None:
         """Refuse foreign pages, and requests to the API that the service cannot take now."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from starlette.responses import JSONResponse
-
 from ttapca import errors
 from ttapca.errors import TtapcaError
 
@@ -63,11 +61,6 @@ class HttpError(TtapcaError, ValueError):
             retry_after = SHORT_WAIT
         if retry_after is not None:  # whole seconds, and 0 would be an invitation to hurry
             self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
-
-    def response(self) -> JSONResponse:
-        """Return the answer."""
-        content = {"error": {"code": self.code, "message": str(self)}}
-        return JSONResponse(content, self.status, self.headers)
 
 
 def http_error(error: Exception) -> HttpError | None:

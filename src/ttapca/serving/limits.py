@@ -72,6 +72,7 @@ class RequestRate:
     """A token bucket for one thread: one second's worth of requests may come at once."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        check_option("requests_per_second", per_second, Number(above=0))
         self._per_second, self._clock = per_second, clock
         self._most = max(1.0, per_second)
         self._left, self._updated = self._most, clock()

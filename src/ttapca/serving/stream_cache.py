@@ -87,7 +87,7 @@ class StreamCache:
                     f"There may be at most {most:,} streams, and there are; `{name}` would be one "
                     "more. Drop some that are over."
                 )
-            if new and self._store is None and self._is_full():
+            if new and self._store is None and self._memory >= self._limits.max_memory:
                 raise TooManyStreamsError(
                     f"All streams may take {self._limits.max_memory:,} bytes, and they do; "
                     f"`{name}` would be one more. Drop some, or keep them in a `StreamStore`."
@@ -177,9 +177,6 @@ class StreamCache:
         self._records.pop(name, None)
         self._memory -= self._sizes.pop(name, 0)
 
-    def _is_full(self) -> bool:
-        return self._memory >= self._limits.max_memory
-
     def drop(self, name: str) -> None:
         """Forget a stream that is known, also on disk."""
         with self._saving, self._lock:
@@ -195,8 +192,8 @@ class StreamCache:
     def make_room(self, coming: int, save: Callable[[], None]) -> None:
         """Evict the streams that were not used for longest, if `coming` more would be too many."""
         most = self._limits.max_resident
-        fits = len(self._records) + coming <= most and not self._is_full()
-        if self._store is None or fits:
+        full = len(self._records) + coming > most or self._memory >= self._limits.max_memory
+        if self._store is None or not full:
             return
         keep = max(0, int(most * (1 - EVICTED)) - coming)
         memory = self._limits.max_memory * (1 - EVICTED)
