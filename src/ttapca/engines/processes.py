@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -103,14 +103,13 @@ class _Process:
             )
         try:
             with interrupts_held():  # the first task starts the process
-                future: Future[Result] = self._executor.submit(work, task)
+                self._last = self._executor.submit(work, task)
         except Exception as error:
             if not _is_death(error):
                 raise
             self.end()  # it has died, at its last task or without one
             return self.submit(work, task)
-        self._last = future
-        return future
+        return cast("Future[Result]", self._last)
 
     def end(self) -> None:
         """End the process, whatever it does."""
