@@ -20,10 +20,9 @@ from starlette.responses import Response
 from torch import Tensor, nn
 
 from ttapca.serving import PoolLimits, StreamPool
-from ttapca.serving.api_models import json_bytes, predicted
-from ttapca.serving.decoding import JSON
+from ttapca.serving.api_models import JSON, json_bytes, predicted
+from ttapca.serving.http_app import ServiceMiddleware
 from ttapca.serving.http_server import DrainingServer
-from ttapca.serving.middleware import ServiceMiddleware
 from ttapca.serving.service import Service, ServiceFacts
 
 

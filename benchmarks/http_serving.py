@@ -43,9 +43,8 @@ from measuring import Goal, Result, Spread, Table, ratio
 from serving import GATHERED, SOURCE, noisy_images
 from ttapca import networks
 from ttapca.serving import StreamPool
-from ttapca.serving.http_server import DrainingServer, listen
+from ttapca.serving.http_server import DrainingServer, listen, logging_to
 from ttapca.serving.metrics import Metrics
-from ttapca.serving.request_log import logging_to
 from ttapca.serving.service import Service, ServiceFacts
 
 NETWORK = "cifar10-resnet20"

@@ -69,17 +69,6 @@ def test_what_does_not_fit_exits_with_2(command) -> None:
     assert "--size N" in said.err
 
 
-def test_other_names_of_classes_are_remarked(command) -> None:
-    content = {"model": "m", "classes": ["zero", "one"], "input_shape": [1, 8, 8]}
-
-    def other(asked: Asked) -> Reply:
-        return (200, {}, json.dumps(content).encode()) if "info" in asked.path else answer(asked)
-
-    with scripted(other) as server:
-        said = command(f'feed {server.url} {FAST} --schedule "clean 1 images"')
-    assert "note: the server's classes have other names" in said.err
-
-
 def test_a_server_that_refuses_or_is_not_there_exits_with_1(command) -> None:
     with scripted(lambda asked: refusal(401)) as server:
         assert "asks for a token" in command(f"feed {server.url} {FAST}", code=1).err

@@ -128,7 +128,7 @@ def test_tokens_limits_and_names(
     assert pool.max_memory == 123_456
     assert service.decoder.size is not None
     assert service.decoder.size.shorter_side == 12
-    assert service.pool._network.outputs == "multilabel"
+    assert service.pool._network._adapter.predictor.outputs.found == "multilabel"
 
 
 def test_a_network_of_ones_own(served: Served, weights: Path, place: Path, command) -> None:

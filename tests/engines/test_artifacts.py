@@ -93,7 +93,7 @@ def test_a_part_is_an_artifact_of_its_own(tmp_path: Path) -> None:
     assert found["part"] is found["again"] is inner.open()
     forget(outer)
     forget(inner)
-    inner.path.unlink()
+    (tmp_path / inner.digest).unlink()
     with pytest.raises(EngineError, match=r"must see the part; this one does not see .*share"):
         outer.open()
 
@@ -107,7 +107,7 @@ def test_where_a_worker_looks(tmp_path: Path) -> None:
     own = tmp_path / "worker"
     keep_files_in(own)
     own.mkdir()
-    (own / artifact.digest).write_bytes(artifact.path.read_bytes())
+    (own / artifact.digest).write_bytes((tmp_path / artifact.digest).read_bytes())
     made = folder_beside(away)
     made.mkdir()
     assert (away.file(), made.parent) == (own / artifact.digest, own)

@@ -163,9 +163,12 @@ def test_kill_9_of_the_parent_and_then_the_same_command(
 
 def test_engines_by_name() -> None:
     assert isinstance(engine_of(None), SerialEngine)
-    assert repr(engine_of("joblib:3")) == "JoblibEngine(3)"
-    assert repr(engine_of("dask://here:8786")) == "DaskEngine('tcp://here:8786')"
-    assert repr(engine_of("dask+tls://[::1]:1")) == "DaskEngine('tls://[::1]:1')"
+    assert engine_of("joblib:3").workers == 3
+    for words, address in (
+        ("dask://here:8786", "tcp://here:8786"),
+        ("dask+tls://[::1]:1", "tls://[::1]:1"),
+    ):
+        assert engine_of(words).address == address  # type: ignore[attr-defined]
     for words in ("joblib", "joblib:", "joblib:x", "dask://here", "dask:here:1", "ray://h:1"):
         with pytest.raises(OptionError, match="An engine is `joblib:N` or `dask://HOST:PORT`"):
             engine_of(words)

@@ -185,14 +185,6 @@ def _array(campaign: Campaign, random: Random) -> Made:
     return PREDICT, NPY, mutate_bytes(_npy(pixels.astype(kind)), random)
 
 
-def _numbers(campaign: Campaign, random: Random) -> Made:
-    content: dict[str, Any] = {"images": (campaign._pixels[:2] / 255).round(3).tolist()}
-    if random.random() < 0.5:
-        content = {"images": campaign._pixels[:2].tolist(), "scale": 255}
-    mutate = random.choice((mutate_json, mutate_json, mutate_bytes))
-    return PREDICT, JSON, mutate(json.dumps(content).encode(), random)
-
-
 def _mode(_: Campaign, random: Random) -> Made:
     body = json.dumps({"mode": random.choice(("on", "off", "shadow"))}).encode()
     return STREAM, JSON, random.choice((mutate_json, mutate_bytes))(body, random)
@@ -207,7 +199,6 @@ _KINDS: dict[str, Callable[[Campaign, Random], Made]] = {
     "jpeg": _jpeg,
     "form": _form,
     "npy": _array,
-    "json": _numbers,
     "mode": _mode,
     "state": _saved,
 }

@@ -86,7 +86,7 @@ def serving(
                 observer=metrics,
             )
             opened.enter_context(pool)
-            facts = ServiceFacts("digits", "conv1", tuple("0123456789"), ((1, 1), (2, 3)), stored)
+            facts = ServiceFacts("digits", "conv1", tuple("0123456789"), ((1, 1), (2, 3)))
             service = Service(
                 pool,
                 facts,

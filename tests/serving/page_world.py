@@ -21,8 +21,8 @@ from PIL import Image
 from starlette.responses import Response
 
 from browsing import PATIENCE
-from ttapca.serving.answers import StreamGlance
 from ttapca.serving.http_app import page_files
+from ttapca.serving.stream_record import StreamGlance
 
 HOME = "http://page.test/"
 NOON = 1_763_294_400.0  # 16 November 2025, 12:00:00 UTC

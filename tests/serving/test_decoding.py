@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import struct
 import zlib
@@ -19,7 +18,7 @@ from PIL import Image
 from serving.clients import npy_bytes, picture
 from ttapca.datasets.pictures import PictureSize
 from ttapca.errors import DataFormatError, OptionError, ShapeError
-from ttapca.serving.decoding import FORM, JSON, MOST_JSON, NPY, ImageDecoder, files_of_form
+from ttapca.serving.decoding import FORM, NPY, ImageDecoder, files_of_form
 from ttapca.serving.http_errors import HttpError
 from ttapca.serving.limits import RequestLimits
 
@@ -59,8 +58,7 @@ BY_CHANNEL = np.moveaxis(SHARES, -1, 1)
         (NPY, npy_bytes(BY_CHANNEL)),
         (NPY, npy_bytes(SHARES)),
         (NPY, npy_bytes(BY_CHANNEL.astype(">f4"))),
-        (JSON, json.dumps({"images": PIXELS.tolist(), "scale": 255}).encode()),
-        (f"{JSON}; charset=utf-8", json.dumps({"images": BY_CHANNEL.tolist()}).encode()),
+        (f"{NPY}; charset=utf-8", npy_bytes(BY_CHANNEL)),
         (f"{FORM}; boundary=x", form(*map(picture, PIXELS))),
         (f'{FORM.upper()}; Boundary="x"', form(*map(picture, PIXELS))),
     ],
@@ -142,17 +140,6 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
 
 
-def lists(depth: int, *innermost: Any) -> Any:
-    found: Any = list(innermost)
-    for _ in range(depth - 1):
-        found = [found]
-    return found
-
-
-def as_json(**content: Any) -> tuple[str, bytes]:
-    return JSON, json.dumps(content).encode()
-
-
 def damaged_header(**changes: Any) -> bytes:
     """An `.npy` whose header states something else."""
     header = {"descr": "|u1", "fortran_order": False, "shape": PIXELS.shape, **changes}
@@ -219,24 +206,7 @@ BAD: dict[str, tuple[str, bytes, type[Exception], str]] = {
     ),
     "type": ("text/html", b"", HttpError, "sent as one of .*; found 'text/html'"),
     "no type": ("", b"", HttpError, "found ''"),
-    "no json": (JSON, b"{", DataFormatError, "The body is not JSON"),
-    "json list": (JSON, b"[]", DataFormatError, "must be an object"),
-    "json text": (*as_json(images="x"), DataFormatError, "`images` must be a list"),
-    "json none": (*as_json(images=[]), DataFormatError, "a list of 1 to"),
-    "json many": (*as_json(images=[[0]] * 9), DataFormatError, "1 to 8 images; found 9"),
-    "json name": (*as_json(images=[[0]], size=3), DataFormatError, "no names but images, scale"),
-    "json scale": (*as_json(images=[[0]], scale=1), DataFormatError, "`scale` must be a whole"),
-    "json ragged": (*as_json(images=[[1, 2], [3]]), ShapeError, "lists of different lengths"),
-    "json words": (*as_json(images=lists(4, "1")), DataFormatError, "Images must be uint8"),
-    "json null": (*as_json(images=lists(4, None)), DataFormatError, "found object"),
-    "json truth": (*as_json(images=lists(4, True)), DataFormatError, "found bool"),
-    "json huge": (*as_json(images=lists(4, 2**64)), DataFormatError, "Images must be|finite"),
-    "json deep": (JSON, b'{"images": ' + b"[" * 99 + b"]" * 99 + b"}", DataFormatError, "deep"),
-    "json nan": (JSON, b'{"images": [[[[NaN]]]]}', DataFormatError, "not finite"),
-    "json 256": (*as_json(images=lists(4, 256), scale=255), DataFormatError, "from 0 to 255"),
-    "json shares as bytes": (*as_json(images=lists(4, 0.5), scale=255), DataFormatError, "whole"),
-    "json shape": (*as_json(images=lists(4, 1)), ShapeError, r"found \(1, 1, 1, 1\)"),
-    "json bytes": (JSON, b" " * (MOST_JSON + 1), HttpError, "JSON has at most"),
+    "json": ("application/json", b"{}", HttpError, "found 'application/json'"),
     "no npy": (NPY, b"PK", DataFormatError, "is not a plain `.npy` array"),
     "pickle": (NPY, pickle.dumps(PIXELS), DataFormatError, "is not a plain `.npy`"),
     "objects": (NPY, object_array(), DataFormatError, "items, not numbers"),

@@ -21,10 +21,8 @@ CALLS: list[tuple[str, str, dict[str, Any], str]] = [
     ("GET", "/v1/streams/a", {}, "read"),
     ("GET", "/v1/streams/a/state", {}, "read"),
     ("GET", "/v1/streams/a/pictures", {}, "read"),
-    ("GET", "/v1/streams/a/pictures/before.png", {}, "read"),
     ("PUT", "/v1/streams/a", SWITCH, "control"),
     ("POST", "/v1/streams/a/reset", {}, "control"),
-    ("POST", "/v1/streams/a/save", {}, "control"),
     ("PUT", "/v1/streams/a/state", {"content": b"x"}, "control"),
     ("DELETE", "/v1/streams/a", {}, "control"),
 ]

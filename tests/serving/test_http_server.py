@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import generate_latest
 
 from serving.clients import npy_bytes
 from serving.conftest import Serving
@@ -23,9 +24,9 @@ from serving.servers import PATIENCE, Running, started, until
 from ttapca.errors import OptionError
 from ttapca.serving import StreamStore, http_server
 from ttapca.serving.decoding import NPY
+from ttapca.serving.http_app import is_loopback
 from ttapca.serving.http_server import (
     DrainingServer,
-    is_loopback,
     listen,
     signals_put_back,
     url_of,
@@ -89,11 +90,11 @@ def test_a_large_body_is_refused_before_it_is_read(
         assert headers["connection"] == "close"
         assert connection.recv(1) == b""
     # Half a second may be too short for a busy machine; the rest would meet a closed connection.
-    monkeypatch.setattr("ttapca.serving.middleware.DISCARD_SECONDS", PATIENCE)
+    monkeypatch.setattr("ttapca.serving.http_app.DISCARD_SECONDS", PATIENCE)
     with server.connect() as connection:  # it sends all, and then looks
         connection.sendall(head(10**6) + bytes(10**6))
         assert answered(connection)[0] == 413
-    monkeypatch.setattr("ttapca.serving.middleware.DISCARD_SECONDS", 0.1)
+    monkeypatch.setattr("ttapca.serving.http_app.DISCARD_SECONDS", 0.1)
     with server.connect() as connection:  # it sends some, and waits
         connection.sendall(head(10**9) + bytes(10))
         status, headers, _ = answered(connection)
@@ -155,7 +156,9 @@ def test_a_client_that_goes_away_leaves_nothing(running: Callable[..., Running])
     until(lambda: not service.running)
     assert service._held == 0
     assert service.pool.names() == []
-    assert b'ttapca_refused_total{code="disconnected"} 1.0' in service.metrics.text()
+    assert b'ttapca_refused_total{code="disconnected"} 1.0' in generate_latest(
+        service.metrics.registry
+    )
 
 
 def healthy(connection: socket.socket) -> bool:
@@ -239,7 +242,7 @@ def test_ipv6() -> None:
         pytest.skip("this machine has no IPv6 address of its own")
     with listening:
         assert url_of(listening).startswith("http://[::1]:")
-        assert is_loopback("::1")
+        assert is_loopback("[::1]")
 
 
 def test_sigterm_answers_what_runs_saves_and_ends(filter_folder: Path, tmp_path: Path) -> None:

@@ -20,9 +20,8 @@ from serving.servers import Running
 from ttapca.corruptions.apply import corrupt_any_size
 from ttapca.datasets import read_digits, to_tensor
 from ttapca.serving import StreamPool
-from ttapca.serving.feeding import Feeder, Pace, StreamPlan, parse_schedule
+from ttapca.serving.feeding import Feeder, ServerClient, StreamPlan, parse_schedule
 from ttapca.serving.http_server import DrainingServer, listen
-from ttapca.serving.server_client import ServerClient
 from ttapca.serving.service import Service, ServiceFacts
 from ttapca.serving.tokens import Token, Tokens
 
@@ -72,15 +71,14 @@ def feed(url: str, *schedules: str) -> None:
         for n, text in enumerate(schedules)
     ]
     client = ServerClient(url, patience=300)
-    with Feeder(read_digits(), plans, client, Pace(rate=1e5, batch=16)) as feeder:
+    with Feeder(read_digits(), plans, client, rate=1e5, batch=16) as feeder:
         while feeder.running(0.1):
             pass
 
 
 def asked(url: str, images: NDArray[np.uint8], stream: str = "camera-1") -> tuple[list[int], Any]:
     """Classes and probabilities that the API answers."""
-    with ServerClient(url, patience=300) as client:
-        answers = client.predict(stream, images)["predictions"]
+    answers = ServerClient(url, patience=300).predict(stream, images)["predictions"]
     return [each["class"] for each in answers], [each["probability"] for each in answers]
 
 
@@ -138,8 +136,8 @@ def test_switching_changes_the_answers(
 
 def test_a_token_that_may_only_read(browser: Any, start: Start) -> None:
     url = start(token("reader", "read", "all"), token("shop", "predict"))
-    with ServerClient(url, SECRETS["shop"], patience=300) as client:
-        client.predict("camera-1", read_digits().images[:3])
+    client = ServerClient(url, SECRETS["shop"], patience=300)
+    client.predict("camera-1", read_digits().images[:3])
     with opened(browser, url, unprovoked=False) as page:
         page.get_by_label("This server asks for a token").fill(SECRETS["reader"])
         page.get_by_role("button", name="Use it").click()

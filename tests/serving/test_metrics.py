@@ -14,9 +14,8 @@ from serving.clients import Client, series
 from serving.conftest import Serving
 from ttapca.adaptation.health import Health
 from ttapca.errors import UnknownStreamError
-from ttapca.serving.answers import StreamStatus
 from ttapca.serving.metrics import MOST_STREAMS, REST, StreamSeries
-from ttapca.serving.stream_record import check_name
+from ttapca.serving.stream_record import StreamStatus, check_name
 
 DIGITS = np.zeros((2, 8, 8, 1), np.uint8)
 

@@ -37,7 +37,7 @@ from ttapca.errors import (
     ShapeError,
 )
 from ttapca.serving import export_onnx, with_tensors
-from ttapca.serving.stateful_network import StatefulNetwork
+from ttapca.serving.onnx_export import StatefulNetwork
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -561,7 +561,7 @@ def assert_what_the_library_does(
         for pair in both:
             logits, shift, *state = stateful(pair[:, None], *state)
             found.append(logits[:, 0])
-    stateful.detach()
+    stateful.adapter.detach()
     with ttapca.adapt(network, "wiener", filter=fitted, forgetting="online", states=1) as adapter:
         for place in range(2):
             stream = adapter.stream(f"camera-{place}")

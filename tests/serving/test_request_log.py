@@ -5,26 +5,22 @@ from __future__ import annotations
 import io
 import json
 import logging
-import threading
-from pathlib import Path
+import os
 
 import numpy as np
 import pytest
 
 from serving.clients import SECRETS, npy, token
 from serving.conftest import Serving
-from serving.servers import PATIENCE
-from ttapca.serving.request_log import LOGGER, RequestRecord, logging_to
+from ttapca.serving.http_app import LOGGER, RequestRecord
+from ttapca.serving.http_server import logging_to
 
 DIGITS = np.zeros((1, 8, 8, 1), np.uint8)
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_a_line_for_each_request_and_no_token_in_it(
-    as_json: bool, serving: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_for_each_request_and_no_token_in_it(as_json: bool, serving: Serving) -> None:
     client = serving(token("shop", "predict"), token("hall", "read"))
-    monkeypatch.setattr("ttapca.serving.request_log.LAST_SECONDS", PATIENCE)
     written = io.StringIO()
     with logging_to(written, as_json=as_json):
         client.predict("camera", DIGITS, "shop")
@@ -67,44 +63,15 @@ def test_a_line_for_each_request_and_no_token_in_it(
     assert "ValueError: broken" in fifth["traceback"]
 
 
-def test_lines_go_to_the_file_of_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ttapca.serving.request_log.LAST_SECONDS", PATIENCE)
-    with (tmp_path / "log").open("w", encoding="ascii") as file:
-        with logging_to(file, as_json=False):
-            LOGGER.info("%d and no number", "one")  # a line that cannot be made stops no other
-            LOGGER.info("é")
-        assert (tmp_path / "log").read_text(encoding="ascii").endswith(" \\xe9\n")
-
-
-def test_a_log_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ttapca.serving.request_log.LAST_SECONDS", PATIENCE)
-    monkeypatch.setattr("ttapca.serving.request_log.MOST_WAITING", 3)
-    written = io.StringIO()
-
-    stuck = threading.Semaphore(0)
-
-    class Stuck(io.StringIO):
-        def write(self, text: str) -> int:
-            stuck.acquire()
-            return written.write(text)
-
-    with logging_to(Stuck(), as_json=False):
-        for number in range(50):
-            RequestRecord(str(number), "GET").log()
-        for _ in range(50):
-            stuck.release()
-    assert 3 <= len(written.getvalue().splitlines()) <= 5
-
-
-def test_a_log_that_nobody_reads_can_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ttapca.serving.request_log.LAST_SECONDS", 0.01)
-    read = threading.Event()
-
-    class Stuck(io.StringIO):
-        def write(self, text: str) -> int:
-            read.wait()
-            return len(text)
-
-    with logging_to(Stuck(), as_json=False):
-        RequestRecord("1", "GET").log()
-    read.set()
+@pytest.mark.skipif(os.name != "posix", reason="Windows cannot tell whether a pipe has room")
+def test_a_log_without_a_reader_loses_lines_and_stops_nothing() -> None:
+    reading, writing = os.pipe()
+    with open(writing, "w") as stream, logging_to(stream, as_json=False):  # noqa: PTH123
+        for number in range(2_000):
+            RequestRecord(str(number), "GET", route="x" * 100).log()
+        first = os.read(reading, 1 << 20).decode().splitlines()
+        RequestRecord("last", "GET").log()
+        assert os.read(reading, 1 << 20).decode().endswith("(last)\n")
+    os.close(reading)
+    assert 100 < len(first) < 2_000
+    assert first[-1].endswith(f"({len(first) - 1})")

@@ -22,7 +22,7 @@ from small_networks import with_outputs
 from ttapca import networks
 from ttapca.datasets import read_cifar10_500
 from ttapca.serving import PoolLimits, PoolObserver, StreamPool
-from ttapca.serving.answers import Mode
+from ttapca.serving.stream_record import Mode
 
 SAME = 1e-4  # in logits: passes of other sizes round in other ways
 NAME = "cifar10-resnet20"

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from serving.scripted_server import Asked, Reply, prediction, refusal, reply, scripted
 from ttapca.errors import FeedError, OptionError
-from ttapca.serving.server_client import ServerClient, parse_address
+from ttapca.serving.feeding import ServerClient
 
 IMAGES = np.arange(64, dtype=np.uint8).reshape(1, 8, 8, 1)
 
@@ -31,19 +30,9 @@ class Waiting:
         return self.ends
 
 
-Make = Callable[..., tuple[ServerClient, Waiting]]
-
-
-@pytest.fixture
-def client() -> Iterator[Make]:
-    with ExitStack() as opened:
-
-        def make(url: str, **options: Any) -> tuple[ServerClient, Waiting]:
-            time: Any = Waiting()
-            made = ServerClient(url, stopped=time, clock=time, **options)
-            return opened.enter_context(made), time
-
-        yield make
+def client(url: str, **options: Any) -> tuple[ServerClient, Waiting]:
+    time: Any = Waiting()
+    return ServerClient(url, stopped=time, clock=time, **options), time
 
 
 def in_turn(*answers: Reply) -> Any:
@@ -51,7 +40,7 @@ def in_turn(*answers: Reply) -> Any:
     return lambda asked: next(left)
 
 
-def test_images_arrive_as_they_are_with_the_token(client: Make) -> None:
+def test_images_arrive_as_they_are_with_the_token() -> None:
     with scripted(lambda asked: prediction([3])) as server:
         ours, _ = client(f"{server.url}/", token="a-secret-word")
         answer = ours.predict("hall 1/door", IMAGES)
@@ -66,7 +55,7 @@ def test_images_arrive_as_they_are_with_the_token(client: Make) -> None:
     assert "a-secret-word" not in repr(ours)
 
 
-def test_it_waits_as_long_as_the_server_says(client: Make) -> None:
+def test_it_waits_as_long_as_the_server_says() -> None:
     answers = in_turn(
         refusal(503, Retry_After="3"),
         refusal(429, Retry_After="2"),
@@ -83,7 +72,7 @@ def test_it_waits_as_long_as_the_server_says(client: Make) -> None:
     assert len(server.asked) == 5
 
 
-def test_patience_ends(client: Make) -> None:
+def test_patience_ends() -> None:
     with scripted(lambda asked: refusal(503, "The queue is full.", Retry_After="4")) as server:
         ours, time = client(server.url, patience=10.0)
         with pytest.raises(FeedError, match="refuses with 503: The queue is full"):
@@ -91,7 +80,7 @@ def test_patience_ends(client: Make) -> None:
     assert time.waited == [4, 4]
 
 
-def test_who_stops_waiting_asks_no_more(client: Make) -> None:
+def test_who_stops_waiting_asks_no_more() -> None:
     with scripted(lambda asked: refusal(503, Retry_After="4")) as server:
         ours, time = client(server.url)
         time.ends = True
@@ -100,7 +89,7 @@ def test_who_stops_waiting_asks_no_more(client: Make) -> None:
     assert len(server.asked) == 1
 
 
-def test_a_token_is_sent_as_the_server_hashes_it(client: Make) -> None:
+def test_a_token_is_sent_as_the_server_hashes_it() -> None:
     with scripted(lambda asked: prediction([3])) as server:
         ours, _ = client(server.url, token="ein-Schlüssel-für-später-Å")
         ours.info()
@@ -115,7 +104,7 @@ def test_tokens_that_no_header_can_hold(token: str) -> None:
     assert token not in str(caught.value)
 
 
-def test_a_server_that_is_not_there(client: Make) -> None:
+def test_a_server_that_is_not_there() -> None:
     with socket.socket() as taken:  # it stays taken, so that nobody else listens there meanwhile
         taken.bind(("127.0.0.1", 0))
         ours, time = client(f"127.0.0.1:{taken.getsockname()[1]}", patience=3.0)
@@ -125,7 +114,7 @@ def test_a_server_that_is_not_there(client: Make) -> None:
     assert 2 < sum(time.waited) <= 3
 
 
-def test_a_connection_that_breaks_is_opened_again(client: Make) -> None:
+def test_a_connection_that_breaks_is_opened_again() -> None:
     def answer(asked: Asked) -> Reply:
         if len(server.asked) == 1:
             raise ConnectionResetError  # closes the connection without an answer
@@ -150,9 +139,7 @@ def test_a_connection_that_breaks_is_opened_again(client: Make) -> None:
         (reply([1]), None, "answers with something else"),
     ],
 )
-def test_what_is_final_is_said_at_once(
-    client: Make, answer: Reply, token: str | None, complaint: str
-) -> None:
+def test_what_is_final_is_said_at_once(answer: Reply, token: str | None, complaint: str) -> None:
     with scripted(lambda asked: answer) as server:
         ours, time = client(server.url, token=token)
         with pytest.raises(FeedError, match=complaint) as caught:
@@ -171,9 +158,3 @@ def test_what_is_final_is_said_at_once(
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(OptionError, match="A server has an address such as http"):
         ServerClient(url)
-
-
-def test_https_is_spoken_where_it_is_asked_for() -> None:
-    assert parse_address("https://host/prefix").scheme == "https"
-    ours = ServerClient("https://host:1")
-    assert type(ours._connect()).__name__ == "HTTPSConnection"

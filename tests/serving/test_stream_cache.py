@@ -53,14 +53,16 @@ def test_a_stream_is_known_as_long_as_a_record_or_a_reservation_of_it_is(
     pool: StreamPool,
 ) -> None:
     cache = pool._streams
-    first = cache.reserve("new")
+    first, second, third = object(), object(), object()
+    cache.reserve("new", first)
     cache.drop("new")
-    second = cache.reserve("new")
-    cache.release(first)  # of a stream that was dropped since
+    cache.reserve("new", second)
+    cache.release("new", first)  # of a stream that was dropped since
     assert "new" in cache.names()
     cache.put("new", cache.get("a"))
-    cache.release(second)  # its stream has begun by another request
-    cache.release(cache.reserve("new"))
+    cache.release("new", second)  # its stream has begun by another request
+    cache.reserve("new", third)
+    cache.release("new", third)
     assert "new" in cache.names()
 
 
@@ -235,7 +237,7 @@ def test_a_request_that_outlives_its_stream_leaves_no_picture(
     def drop_meanwhile(requests: Any) -> Any:
         pool._streams.drop("b")
         first = FilteredImage(image, image, image)
-        return [dataclasses.replace(each, first=first) for each in predict(requests)]
+        return [(record, answer, first) for record, answer, _ in predict(requests)]
 
     monkeypatch.setattr(pool._network, "predict", drop_meanwhile)
     pool.predict("b", SAMPLES[:1])

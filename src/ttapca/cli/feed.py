@@ -85,19 +85,24 @@ def feed(
     The labels are known, so that it shows how many answers are right. A schedule is a list such as
     "clean 20s, fog:5 20s, clean 20s"; Ctrl-C ends it, and prints what was found so far.
     """
-    from ttapca.serving.feeding import Feeder, Pace, check_fits, parse_seconds
-    from ttapca.serving.server_client import ServerClient
+    from ttapca.serving.feeding import Feeder, ServerClient, check_fits, parse_seconds
 
     plans = streams.plans(images.seed)
     client = ServerClient(url, token or None, parse_seconds(wait, "--wait"))
     test, chosen = images.read("test")
     test = chosen.of(test)
-    pace = Pace(streams.rate, streams.batch, cast("Order", images.order), streams.loop)
-    feeder = Feeder(test, plans, client, pace, arguments.cache_root() / FROST)
-    with client:
-        info = client.info()
-    for remark in check_fits(info, test):
-        typer.echo(f"note: {remark}", err=True)
+    feeder = Feeder(
+        test,
+        plans,
+        client,
+        rate=streams.rate,
+        batch=streams.batch,
+        order=cast("Order", images.order),
+        loop=streams.loop,
+        textures=arguments.cache_root() / FROST,
+    )
+    info = client.info()
+    check_fits(info, test)
     typer.echo(f"{chosen.selection} of `{images.data}` to {url} ({info.get('model')})", err=True)
     try:
         _play(feeder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import signal
 import sys
@@ -104,14 +103,13 @@ def serve(
     from ttapca._checks import Maybe, OneOf, check_option
     from ttapca.adaptation.chain_passes import Order
     from ttapca.networks.evaluation import EvaluatedKind
-    from ttapca.serving.answers import Mode
-    from ttapca.serving.http_server import listen, signals_put_back, url_of
+    from ttapca.serving.http_server import listen, logging_to, signals_put_back, url_of
     from ttapca.serving.http_server import serve as run
     from ttapca.serving.limits import PoolLimits, RequestLimits
     from ttapca.serving.metrics import Metrics
     from ttapca.serving.pool import StreamPool
-    from ttapca.serving.request_log import logging_to
     from ttapca.serving.service import Service, ServiceFacts
+    from ttapca.serving.stream_record import Mode
     from ttapca.serving.stream_store import StreamStore
     from ttapca.spectral.calibration import band_edges
 
@@ -137,7 +135,6 @@ def serve(
         f"{fitted.layer}, {fitted.n_components_:,} components, {fitted.route}",
         _class_names(source, model, classes, meaning),
         tuple((first + 1, last) for first, last in pairwise(edges)),
-        state is not None,
     )
     measured = Metrics(source.name, __version__)
     with ExitStack() as open_files:
@@ -177,12 +174,12 @@ def serve(
 
 def _tokens(file: Path | None, host: str) -> Tokens:
     """Read the tokens; without any, refuse to be reached from other machines."""
-    from ttapca.serving.http_server import is_loopback
+    from ttapca.serving.http_app import is_loopback
     from ttapca.serving.tokens import Tokens, read_tokens
 
     if file is not None:
-        return read_tokens(file, os.environ)
-    if not is_loopback(host):
+        return read_tokens(file)
+    if not is_loopback(f"[{host}]" if ":" in host else host):
         raise OptionError(
             "Without tokens the service listens on this machine only, such as at 127.0.0.1; found "
             f"--host {host}. Give --tokens FILE; docs/production.md says how to write it."

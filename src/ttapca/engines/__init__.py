@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -15,8 +16,6 @@ __all__ = ["Endings", "Engine", "Finished", "Lost", "SerialEngine", "engine_of"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-
-_PROTOCOLS = {"dask": "tcp", "dask+tls": "tls"}
 
 
 @dataclass(frozen=True)
@@ -39,10 +38,9 @@ Endings = Generator[Finished[Task, Result] | Lost[Task], None, None]
 
 
 class Engine(Protocol):
-    """Runs independent tasks.
+    """Runs independent tasks, each of which ends once, as `Finished` or `Lost`, in any order.
 
-    Every task ends exactly once, as `Finished` or as `Lost`, in any order. If a worker dies, its
-    tasks are tried again. An error that the work raises ends the run, and so does leaving the loop.
+    If a worker dies, its tasks are tried again. An error of the work ends the run.
     """
 
     @property
@@ -68,22 +66,13 @@ class Engine(Protocol):
             tasks: Taken when workers become free, so that a generator can decide late.
             work: Called with a task.
             needs: Artifacts that the work opens; sent to workers that do not see their files.
-            ready: Called on every worker of other machines before any task; raises if the worker
-                cannot do the work.
+            ready: Called on every worker of a cluster before any task; raises if it cannot work.
             tell: Gets sentences about lost workers and connections.
-
-        Raises:
-            EngineError: There are no workers, or none that can do the work.
         """
 
 
 class SerialEngine:
-    """Does one task after the other, in this process.
-
-    Example:
-        >>> [ending.result for ending in SerialEngine().run([1, 2], lambda task: 10 * task)]
-        [10, 20]
-    """
+    """Does one task after the other, in this process."""
 
     remote = False
     workers = 1
@@ -97,25 +86,25 @@ class SerialEngine:
 
 
 def engine_of(words: str | None) -> Engine:
-    """Return the engine that a command names, or raise `OptionError`.
+    """Return the engine that a command names; None is this process.
 
     `joblib:4` is four processes of this machine; `dask://HOST:PORT`, or `dask+tls://HOST:PORT`, the
-    cluster of the scheduler there; None this process.
+    cluster of the scheduler there.
 
     Example:
-        >>> engine_of("joblib:2")
-        JoblibEngine(2)
+        >>> engine_of("joblib:2").workers
+        2
     """
     if words is None:
         return SerialEngine()
-    kind, _, rest = words.partition(":")
-    if kind == "joblib" and rest.isdecimal():
+    found = re.fullmatch(r"joblib:([0-9]+)|dask(\+tls)?://(.+:[0-9]+)", words)
+    if not found:
+        raise OptionError(f"An engine is `joblib:N` or `dask://HOST:PORT`; found `{words}`.")
+    jobs, tls, address = found.groups()
+    if jobs:
         from ttapca.engines.processes import JoblibEngine
 
-        return JoblibEngine(int(rest))
-    host, _, port = rest.removeprefix("//").rpartition(":")
-    if kind in _PROTOCOLS and rest.startswith("//") and host and port.isdecimal():
-        from ttapca.engines.cluster import DaskEngine
+        return JoblibEngine(int(jobs))
+    from ttapca.engines.cluster import DaskEngine
 
-        return DaskEngine(f"{_PROTOCOLS[kind]}://{host}:{port}")
-    raise OptionError(f"An engine is `joblib:N` or `dask://HOST:PORT`; found `{words}`.")
+    return DaskEngine(f"{'tls' if tls else 'tcp'}://{address}")

@@ -1,7 +1,4 @@
-"""`Artifact`: a large object that workers need, in a file that is named by its content.
-
-A worker opens each once. Arrays are mapped into memory, which the processes of a machine share.
-"""
+"""`Artifact`: a large object that workers need, in a file that is named by its content."""
 
 from __future__ import annotations
 
@@ -15,19 +12,18 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from threading import RLock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from warnings import catch_warnings
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ttapca.errors import EngineError, TtapcaError
 from ttapca.support.disk import writing
 
 Content = TypeVar("Content")
 
-MAPPED_FROM = 1 << 16  # bytes from which on an array is mapped
+MAPPED_FROM = 1 << 16  # bytes from which on an array is mapped into memory, which processes share
 MOST_OPEN = 8  # artifacts of a process: the workers of a cluster outlive many runs
 
 _opening = RLock()  # an artifact may be part of another
@@ -36,28 +32,19 @@ _worker_folders: list[Path] = []  # of this process, if it is the worker of a cl
 
 @dataclass(frozen=True)
 class Artifact(Generic[Content]):
-    """Names a written object; it is small, and can be pickled.
+    """Names a written object; it is small, and can be pickled."""
 
-    `label` says in a few words what it is; `digest`, the SHA-256 of the file, is its name as well;
-    `fallback` makes the content on a worker that does not see the file.
-    """
-
-    label: str = field(compare=False)
-    digest: str
+    label: str = field(compare=False)  # in a few words
+    digest: str  # the SHA-256 of the file, which is its name as well
     size: int
-    folder: Path = field(compare=False)
+    folder: Path = field(compare=False)  # of the machine that wrote it
+    # Makes the content on a worker that does not see the file.
     fallback: Callable[[], Content] | None = field(default=None, compare=False)
-
-    @property
-    def path(self) -> Path:
-        """The file on the machine that wrote it."""
-        return self.folder / self.digest
 
     def open(self) -> Content:
         """Return the content, the same object each time in one process, or raise `EngineError`."""
         with _opening:
-            content: Content = _content(self)
-        return content
+            return cast(Content, _content(self))
 
     def file(self) -> Path | None:
         """Return the file if this process sees one of this name and size."""
@@ -80,8 +67,9 @@ def _content(artifact: Artifact[Any]) -> Any:
         except TtapcaError as error:
             reason = f", and: {error}"
     raise EngineError(
-        f"Every worker must see {artifact.label}; this one does not see {artifact.path}{reason} "
-        "Put the results into a folder that all workers share."
+        f"Every worker must see {artifact.label}; this one does not see "
+        f"{artifact.folder / artifact.digest}{reason} Put the results into a folder that all "
+        "workers share."
     )
 
 
@@ -90,14 +78,10 @@ def write_artifact(
     folder: Path,
     label: str,
     *,
-    parts: Mapping[int, Artifact[Any]] | None = None,
+    parts: Mapping[int, Artifact[Any]] | None = None,  # of objects within it, by their `id`
     fallback: Callable[[], Content] | None = None,
 ) -> Artifact[Content]:
-    """Write an object to an existing folder, best one that all workers see.
-
-    `content` is anything that can be pickled. `parts` are artifacts of objects within it, by their
-    `id`: only their names are written. Lists, dicts and the like cannot be parts.
-    """
+    """Write an object to an existing folder, best one that all workers see."""
     unfinished = folder / "unfinished"
     with writing(folder):
         try:
@@ -145,13 +129,9 @@ def _pickling(parts: Mapping[int, Artifact[Any]]) -> types.ModuleType:
             if isinstance(found, np.ndarray) and found.nbytes >= MAPPED_FROM:
                 # torch lacks some types of arrays, and warns of arrays that cannot be written to.
                 with suppress(TypeError, ValueError), catch_warnings(action="ignore"):
-                    return _array, (torch.from_numpy(np.ascontiguousarray(found)),)
+                    return np.asarray, (torch.from_numpy(np.ascontiguousarray(found)),)
             return super().reducer_override(found)
 
     module = types.ModuleType("mapped_pickle")
     vars(module).update(Pickler=Pickler)
     return module
-
-
-def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    return tensor.numpy()

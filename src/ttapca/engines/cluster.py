@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Generic
@@ -31,12 +32,10 @@ GO_ON = "Finished tasks are kept: the same command goes on."
 
 
 class DaskEngine:
-    """Does tasks on the workers of a running cluster.
+    """Does tasks on the workers of a running cluster, with the versions of this process.
 
-    Every worker must have the same versions of ttapca, torch, numpy and Python. If a worker dies,
-    dask tries its tasks elsewhere, as often as `distributed.scheduler.allowed-failures` says; after
-    that a task is `Lost`. If the connection is lost for less than `patience` seconds, all tasks
-    that have not ended are sent again.
+    If a worker dies, dask tries its tasks elsewhere, as often as its configuration says. If the
+    connection is lost for less than `patience` seconds, tasks that have not ended are sent again.
     """
 
     remote = True
@@ -46,15 +45,11 @@ class DaskEngine:
         self._answers_within = min(FIRST_ANSWER, patience)
         self._client: Client | None = None
 
-    def __repr__(self) -> str:
-        """Return how to make it."""
-        return f"DaskEngine({self.address!r})"
-
     @property
     def workers(self) -> int:
         """How many threads all workers have now."""
         with quiet_logs():
-            return _threads(self._connected())
+            return sum(self._connected().nthreads().values())
 
     def run(
         self,
@@ -67,10 +62,10 @@ class DaskEngine:
     ) -> Endings[Task, Result]:
         """Do the work for every task; see `Engine.run`."""
         pending, losses = iter(tasks), 0
-        call, tell = _Call(work, _versions()), tell or (lambda _: None)
+        versions, tell = _versions(), tell or (lambda _: None)
         with quiet_logs(), closing(self):
             while True:
-                connection = _Connection(self._connected(), pending, call, tell)
+                connection = _Connection(self._connected(), pending, work, versions, tell)
                 try:
                     with connection.opened(needs, ready):
                         for ending in connection.endings():
@@ -118,10 +113,6 @@ class DaskEngine:
         return self._client
 
 
-def _threads(client: Client) -> int:
-    return sum(client.nthreads().values())
-
-
 class _ConnectionLostError(Exception):
     """The scheduler does not answer any more, or has forgotten the tasks that it was sent."""
 
@@ -132,7 +123,8 @@ class _Connection(Generic[Task, Result]):
 
     client: Client
     tasks: Iterator[Task]
-    call: _Call[Task, Result]
+    work: Callable[[Task], Result]
+    versions: Mapping[str, str | None]
     tell: Callable[[str], None]
     sent: dict[Future[Any], Task] = field(default_factory=dict)  # tasks that have not ended
     unsent: list[Task] = field(default_factory=list)
@@ -144,40 +136,25 @@ class _Connection(Generic[Task, Result]):
         self, needs: Sequence[Artifact[Any]], ready: Callable[[], object] | None
     ) -> Iterator[None]:
         """Make sure that all workers can do the work; at the end, cancel those left."""
-        with ExitStack() as stack:
-            with self._noticing_loss():
-                found: Any = self.client.get_versions(packages=PACKAGES)
-                for address, there in found["workers"].items():
-                    _compare(address, self.call.versions, _versions(there))
-                for artifact in needs:
-                    stack.enter_context(self._delivered(artifact))
-                self._check(needs, ready)
-            try:
-                yield
-            finally:
-                if self.sent and self.client.status == "running":
-                    with suppress(OSError, CancelledError):
-                        self.client.cancel(list(self.sent))
-
-    @contextmanager
-    def _delivered(self, artifact: Artifact[Any]) -> Iterator[None]:
-        """Send an artifact, if it is small, to all workers, now and as they come."""
-        # Also if all of them see it: one that is started later may not.
-        small = artifact.size <= LARGEST_SENT
-        plugin = _ArtifactPlugin(artifact, artifact.path.read_bytes() if small else None)
-        self.client.register_plugin(plugin)
+        plugins: list[_ArtifactPlugin] = []
         try:
+            with self._noticing_loss():
+                for artifact in needs:
+                    plugin = _ArtifactPlugin(artifact)
+                    self.client.register_plugin(plugin)
+                    plugins.append(plugin)
+                arguments = self.versions, needs, ready
+                answers = self.client.run(_why_not_ready, *arguments, on_error="return")
+                for address, error in answers.items():
+                    if error is not None and not isinstance(error, OSError):  # of a dead worker
+                        raise EngineError(f"The worker at {address} cannot do the work: {error}")
             yield
         finally:
-            if self.client.status == "running":
-                with suppress(OSError):  # it may be lost at any moment
-                    self.client.unregister_worker_plugin(plugin.name)
-
-    def _check(self, needs: Sequence[Artifact[Any]], ready: Callable[[], object] | None) -> None:
-        answers = self.client.run(_why_not_ready, needs, ready, on_error="return")
-        for address, error in answers.items():
-            if error is not None and not isinstance(error, OSError):  # of a worker that died
-                raise EngineError(f"The worker at {address} cannot do the work: {error}")
+            with suppress(OSError, CancelledError):  # the connection may be lost at any moment
+                if self.client.status == "running":
+                    self.client.cancel(list(self.sent))
+                    for plugin in plugins:
+                        self.client.unregister_worker_plugin(plugin.name)
 
     def endings(self) -> Iterator[Finished[Task, Result] | Lost[Task]]:
         """Yield how tasks ended."""
@@ -195,13 +172,13 @@ class _Connection(Generic[Task, Result]):
 
     def _send(self) -> None:
         with self._noticing_loss():
-            room = WAITING_PER_THREAD * max(1, _threads(self.client)) - len(self.sent)
+            threads = max(1, sum(self.client.nthreads().values()))
+            room = WAITING_PER_THREAD * threads - len(self.sent)
+            work = partial(_work_on_worker, self.work, self.versions)
             for task in islice(self.tasks, max(0, room)):
-                try:
-                    future = self.client.submit(self.call, task, pure=False)
-                except BaseException:
-                    self.unsent.append(task)
-                    raise
+                self.unsent = [task]
+                future = self.client.submit(work, task, pure=False)
+                self.unsent = []
                 self.sent[future] = task
                 future.add_done_callback(self.ended.put)
 
@@ -223,7 +200,7 @@ class _Connection(Generic[Task, Result]):
                     if not isinstance(error, TimeoutError):
                         raise
                     self.ended.put(future)  # its result has died with a worker, and is made again
-            if not self.told_of_no_workers and not _threads(self.client):
+            if not self.told_of_no_workers and not self.client.nthreads():
                 self.tell("there are no workers any more; waiting for others")
                 self.told_of_no_workers = True
 
@@ -241,56 +218,50 @@ class _Connection(Generic[Task, Result]):
 @contextmanager
 def quiet_logs() -> Iterator[None]:
     """Keep dask's messages about lost connections from the terminal: the engine handles them."""
-    logs = [logging.getLogger(name) for name in ("distributed", "distributed.client", "tornado")]
-    levels = [log.level for log in logs]
-    for log in logs:
-        log.setLevel(logging.CRITICAL)
-    try:
+    with ExitStack() as stack:
+        for name in ("distributed", "distributed.client", "tornado"):
+            log = logging.getLogger(name)
+            stack.callback(log.setLevel, log.level)
+            log.setLevel(logging.CRITICAL)
         yield
-    finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.setLevel(level)
 
 
-def _versions(told: Mapping[str, Any] | None = None) -> dict[str, str | None]:
-    """Return the versions that must agree: of this process, or as dask told of another."""
-    found = (told or get_versions(PACKAGES))["packages"]
+def _versions() -> dict[str, str | None]:
+    """Return the versions of this process that must agree."""
+    found = get_versions(PACKAGES)["packages"]
     python = ".".join(found["python"].split(".")[:2])
     return {name: found[name] for name in PACKAGES} | {"Python": python}
 
 
-def _compare(address: str, here: Mapping[str, str | None], there: Mapping[str, str | None]) -> None:
-    other = [name for name in here if here[name] != there[name]]
+def _compare(address: str, needed: Mapping[str, str | None]) -> None:
+    """Raise `EngineError` if this worker has other versions."""
+    here = _versions()
+    other = [name for name in needed if needed[name] != here[name]]
     if other:
-        needed = ", ".join(f"{name} {here[name]}" for name in other)
-        found = ", ".join(f"{name} {there[name] or 'none'}" for name in other)
+        wanted = ", ".join(f"{name} {needed[name]}" for name in other)
+        found = ", ".join(f"{name} {here[name]}" for name in other)
         raise EngineError(
-            f"All workers must have {needed}, as this process; the one at {address} has {found}. "
-            "Install the same versions there, or leave it out of the cluster."
+            f"All workers must have {wanted}; the one at {address} has {found}. Install the same "
+            "versions there, or leave it out of the cluster."
         )
 
 
-# On workers ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Call(Generic[Task, Result]):
-    """The work, as it is called on a worker: it may have come after all others were checked."""
-
-    work: Callable[[Task], Result]
-    versions: Mapping[str, str | None]
-
-    def __call__(self, task: Task) -> Result:
-        _compare(get_worker().address, self.versions, _versions())
-        return self.work(task)
+def _work_on_worker(
+    work: Callable[[Task], Result], versions: Mapping[str, str | None], task: Task
+) -> Result:
+    """Do the work on a worker, which may have come after all others were checked."""
+    _compare(get_worker().address, versions)
+    return work(task)
 
 
 class _ArtifactPlugin(WorkerPlugin):
-    """The bytes of an artifact, if they are sent; dask gives it to every worker, now and later."""
+    """An artifact, with its bytes if they are few; dask gives it to every worker, now and later."""
 
-    def __init__(self, artifact: Artifact[Any], content: bytes | None) -> None:
-        self.name = f"ttapca-{artifact.digest}"
-        self.artifact, self.content = artifact, content
+    def __init__(self, artifact: Artifact[Any]) -> None:
+        self.name, self.artifact = f"ttapca-{artifact.digest}", artifact
+        # Also if all workers see it now: one that is started later may not.
+        few = artifact.size <= LARGEST_SENT
+        self.content = (artifact.folder / artifact.digest).read_bytes() if few else None
 
     def setup(self, worker: Worker) -> None:
         """Write the file, unless this worker sees it already."""
@@ -307,10 +278,14 @@ class _ArtifactPlugin(WorkerPlugin):
 
 
 async def _why_not_ready(
-    needs: Sequence[Artifact[Any]], ready: Callable[[], object] | None
+    versions: Mapping[str, str | None],
+    needs: Sequence[Artifact[Any]],
+    ready: Callable[[], object] | None,
+    dask_worker: Worker,
 ) -> Exception | None:
     """Return why a worker is not ready. A thread does it: the worker has to answer meanwhile."""
     try:
+        _compare(dask_worker.address, versions)
         for step in (*(artifact.open for artifact in needs), *([ready] if ready else ())):
             await asyncio.to_thread(step)
     except Exception as error:

@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -29,18 +30,11 @@ THREAD_VARIABLES = (
     "OPENCV_FOR_THREADS_NUM",
 )
 
-WHY = "it was killed, crashed, or needed more memory than there was"
-
 
 class JoblibEngine:
     """Does several tasks at the same time, in `jobs` processes of this machine.
 
-    A task whose process dies is tried once again, in a new process, and is `Lost` after that. Each
-    process gets its share of the cores as threads, but no more than this one uses now.
-
-    Example:
-        >>> sorted(ending.result for ending in JoblibEngine(2).run([-1, 2, -3], abs))
-        [1, 2, 3]
+    A task whose process dies is tried once again. Each process gets its share of the cores.
     """
 
     remote = True
@@ -48,10 +42,6 @@ class JoblibEngine:
     def __init__(self, jobs: int) -> None:
         check_option("jobs", jobs, Whole(1, 1000))
         self.workers = jobs
-
-    def __repr__(self) -> str:
-        """Return how to make it."""
-        return f"JoblibEngine({self.workers})"
 
     def run(
         self,
@@ -86,7 +76,8 @@ class JoblibEngine:
                         continue
                     start(process)  # before the caller takes the result, so that it is not idle
                     if _is_death(error):
-                        yield Lost(task, f"WorkerDied: its process died twice{_code(error)}: {WHY}")
+                        why = "it was killed, crashed, or needed more memory than there was"
+                        yield Lost(task, f"WorkerDied: its process died twice{_code(error)}: {why}")
                     else:
                         yield Finished(task, future.result())
         finally:
@@ -94,26 +85,15 @@ class JoblibEngine:
                 process.end()
 
 
+@dataclass
 class _Process:
     """One worker process; a loky executor of several ends all of them if one dies."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._executor: Any = None
-        self._last: Future[Any] | None = None
+    _threads: int
+    _executor: Any = None
+    _last: Future[Any] | None = None
 
     def submit(self, work: Callable[[Task], Result], task: Task) -> Future[Result]:
-        try:
-            future = self._submit(work, task)
-        except Exception as error:
-            if not _is_death(error):
-                raise
-            self.end()  # it has died, at its last task or without one
-            future = self._submit(work, task)
-        self._last = future
-        return future
-
-    def _submit(self, work: Callable[[Task], Result], task: Task) -> Future[Result]:
         if self._executor is None:
             from joblib.externals.loky import ProcessPoolExecutor
 
@@ -121,18 +101,22 @@ class _Process:
             self._executor = ProcessPoolExecutor(
                 1, initializer=_start, initargs=(self._threads, os.getpid()), env=threads
             )
-        with interrupts_held():  # the first task starts the process
-            future: Future[Result] = self._executor.submit(work, task)
-        return future
+        try:
+            with interrupts_held():  # the first task starts the process
+                self._last = self._executor.submit(work, task)
+        except Exception as error:
+            if not _is_death(error):
+                raise
+            self.end()  # it has died, at its last task or without one
+            return self.submit(work, task)
+        return cast("Future[Result]", self._last)
 
     def end(self) -> None:
         """End the process, whatever it does."""
         if self._executor is None:
             return
-        end = time.monotonic() + HANDED_OVER_WITHIN
-        while self._last and not (self._last.running() or self._last.done()):
-            if time.monotonic() > end:
-                break
+        end, last = time.monotonic() + HANDED_OVER_WITHIN, self._last
+        while last and not (last.running() or last.done()) and time.monotonic() < end:
             time.sleep(0.001)  # loky cannot be ended while it hands over a task
         self._executor.shutdown(wait=True, kill_workers=True)
         self._executor = self._last = None
@@ -148,19 +132,17 @@ def _start(threads: int, parent: int) -> None:
     """Prepare a new worker process."""
     from joblib.externals.loky import process_executor
 
+    def end_with_parent() -> None:  # soon after it was killed: loky's own would wait for ever
+        while os.getppid() == parent:
+            time.sleep(PARENT_CHECKED_EVERY)
+        os._exit(1)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     # Files that are mapped into memory look like a leak to loky, which would end the process. And
     # to look for one, it collects garbage every second: 0.1 s each time, with torch loaded.
     process_executor._MEMORY_LEAK_CHECK_DELAY = math.inf
-
-
-def _end_with(parent: int) -> None:
-    """End this process soon after its parent was killed: loky's own would wait for ever."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECKED_EVERY)
-    os._exit(1)
 
 
 def _code(error: BaseException | None) -> str:

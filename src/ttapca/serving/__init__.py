@@ -6,21 +6,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ttapca.serving.answers import Answer, Mode, PoolObserver, StreamGlance, StreamStatus
     from ttapca.serving.limits import PoolLimits
     from ttapca.serving.onnx_export import export_onnx
-    from ttapca.serving.pool import StreamPool
+    from ttapca.serving.pool import PoolObserver, StreamPool
+    from ttapca.serving.request_queue import Answer
+    from ttapca.serving.stream_record import Mode, StreamGlance, StreamStatus
     from ttapca.serving.stream_store import StreamStore
     from ttapca.spectral.state_files import with_tensors
 
 # They need torch, which takes long to import: the command line shows its help without it.
 _MODULES = {
-    "ttapca.serving.answers": ("Answer", "Mode", "PoolObserver", "StreamGlance", "StreamStatus"),
-    "ttapca.serving.limits": ("PoolLimits",),
-    "ttapca.serving.onnx_export": ("export_onnx",),
-    "ttapca.serving.pool": ("StreamPool",),
-    "ttapca.serving.stream_store": ("StreamStore",),
-    "ttapca.spectral.state_files": ("with_tensors",),
+    "Answer": "ttapca.serving.request_queue",
+    "Mode": "ttapca.serving.stream_record",
+    "PoolLimits": "ttapca.serving.limits",
+    "PoolObserver": "ttapca.serving.pool",
+    "StreamGlance": "ttapca.serving.stream_record",
+    "StreamPool": "ttapca.serving.pool",
+    "StreamStatus": "ttapca.serving.stream_record",
+    "StreamStore": "ttapca.serving.stream_store",
+    "export_onnx": "ttapca.serving.onnx_export",
+    "with_tensors": "ttapca.spectral.state_files",
 }
 
 __all__ = [
@@ -30,7 +35,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(module), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module `ttapca.serving` has no `{name}`")

@@ -7,21 +7,22 @@ import json
 from base64 import b64encode
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, get_args
 
 from PIL import Image
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from ttapca.serving.answers import Answer, Mode, StreamGlance, StreamStatus
 from ttapca.serving.batched_network import Pixels
-from ttapca.serving.decoding import FORM, JSON, NPY, PICTURE_TYPES
+from ttapca.serving.decoding import FORM, NPY, PICTURE_TYPES
 from ttapca.serving.http_errors import CODES
+from ttapca.serving.request_queue import Answer
+from ttapca.serving.stream_record import Mode, StreamGlance, StreamStatus
 from ttapca.serving.tokens import Token
 from ttapca.support.outputs import OutputKind, Outputs
 from ttapca.support.parsing import finite
 
-BYTES, PNG = "application/octet-stream", "image/png"
+BYTES, JSON = "application/octet-stream", "application/json"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
@@ -46,18 +47,15 @@ def glance_facts(glance: StreamGlance, token: Token) -> dict[str, Any]:
     return {**vars(glance), "stream": token.own_name(glance.stream)}
 
 
-def answer_facts(
-    answer: Answer, token: Token, classes: Sequence[str], *, full: bool = False
-) -> dict[str, Any]:
-    """Return a `PredictAnswer`; in full it takes a millisecond."""
-    health = status_facts(answer.status, token) if full else glance_facts(answer.glance, token)
+def answer_facts(answer: Answer, token: Token, classes: Sequence[str]) -> dict[str, Any]:
+    """Return a `PredictAnswer`."""
     return {
         "stream": token.own_name(answer.stream),
         "mode": answer.mode,
         "adapted": answer.adapted,
         "predictions": predicted(answer.logits, classes, answer.outputs),
         "differ": answer.differ,
-        "health": health,
+        "health": glance_facts(answer.glance, token),
     }
 
 
@@ -85,21 +83,11 @@ def predicted(
 _probability = itemgetter("probability")
 
 
-def png_bytes(pixels: Pixels) -> bytes:
-    """Return pixels, uint8 (height, width, 3), as a PNG file."""
+def picture_url(pixels: Pixels) -> str:
+    """Return pixels, uint8 (height, width, 3), as a `data:` URL of a PNG file."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
-def picture_urls(pictures: tuple[Pixels, Pixels] | None) -> dict[str, str | None]:
-    """Return `Pictures`: an image before and after the filter."""
-    if pictures is None:
-        return {"before": None, "after": None}
-    before, after = (
-        f"data:{PNG};base64,{b64encode(png_bytes(each)).decode()}" for each in pictures
-    )
-    return {"before": before, "after": after}
+    return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
 
 
 # Describing answers ------------------------------------------------------------------------------
@@ -127,7 +115,7 @@ class PredictAnswer(BaseModel):
     adapted: bool
     predictions: list[Prediction]
     differ: int | None
-    health: StreamGlance | StreamStatus
+    health: StreamGlance
 
 
 class StreamList(BaseModel):
@@ -156,12 +144,6 @@ class Info(BaseModel):
     bands: list[dict[str, int]] = Field(examples=[[{"first": 8, "last": 15}]])
 
 
-class ModeChange(BaseModel):
-    """The mode that a stream is switched to."""
-
-    mode: Mode = Field(examples=["shadow"])
-
-
 class ErrorFacts(BaseModel):
     """Why a request was refused: a word for programs, a sentence for people."""
 
@@ -175,7 +157,6 @@ class ErrorAnswer(BaseModel):
     error: ErrorFacts
 
 
-_LISTS = {"type": "array", "minItems": 1, "items": {"type": "array", "items": {}}}
 _FILES = {"type": "array", "items": BINARY["schema"]}
 _FORM = {"type": "object", "required": ["images"], "properties": {"images": _FILES}}
 IMAGES_BODY = {
@@ -184,23 +165,15 @@ IMAGES_BODY = {
         "content": {
             FORM: {"schema": _FORM},
             **dict.fromkeys((*PICTURE_TYPES, NPY), BINARY),
-            JSON: {
-                "schema": {
-                    "type": "object",
-                    "required": ["images"],
-                    "properties": {"images": _LISTS, "scale": {"const": 255}},
-                    "additionalProperties": False,
-                },
-                "examples": {
-                    "shares": {"value": {"images": [[[[0.0, 0.5], [1.0, 0.25]]]]}},
-                    "bytes": {"value": {"images": [[[[0, 128], [255, 64]]]], "scale": 255}},
-                },
-            },
         },
     }
 }
-_MODE = {"schema": ModeChange.model_json_schema()}
-MODE_BODY = {"requestBody": {"required": True, "content": {JSON: _MODE}}}
+_MODE = {
+    "type": "object",
+    "required": ["mode"],
+    "properties": {"mode": {"enum": list(get_args(Mode))}},
+}
+MODE_BODY = {"requestBody": {"required": True, "content": {JSON: {"schema": _MODE}}}}
 STATE_BODY = {"requestBody": {"required": True, "content": {BYTES: BINARY}}}
 
 ALWAYS = (401, 403, 422, 429, 503)
@@ -213,8 +186,3 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
         status: {"model": ErrorAnswer, "description": f"With a code: {', '.join(CODES[status])}."}
         for status in sorted({*ALWAYS, *statuses})
     }
-
-
-def file_answer(kind: str, *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe a route that answers with a file."""
-    return {200: {"content": {kind: BINARY}}, **refusals(*statuses)}

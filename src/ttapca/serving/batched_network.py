@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,11 +21,11 @@ from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import AttachError, LayerOutputError
 from ttapca.methods.wiener import Wiener
 from ttapca.networks.evaluation import EvaluatedKind
-from ttapca.serving.answers import Mode, StreamStatus
-from ttapca.serving.stream_record import StreamRecord
+from ttapca.serving.request_queue import Answer
+from ttapca.serving.stream_record import Mode, StreamRecord, StreamStatus
 from ttapca.spectral.stream_batch import ImageRows
 from ttapca.support.modules import device_and_dtype, find_layer
-from ttapca.support.outputs import FindLogits, OutputKind
+from ttapca.support.outputs import FindLogits
 
 # Share of an image's variance that may be left when its pixels are found from the filter's input.
 UNEXPLAINED = 1e-3
@@ -40,11 +40,8 @@ class FilteredImage(NamedTuple):
     made: Tensor
 
     def pictures(self) -> tuple[Pixels, Pixels] | None:
-        """Return the image before and after the filter, uint8, (height, width, 3), if there is one.
-
-        The filter sees normalised images. The way back to pixels is found from the image itself, by
-        least squares for each channel.
-        """
+        """Return a picture before and after the filter, uint8, (height, width, 3), or None."""
+        # The filter sees normalised images; least squares for each channel find the way back.
         if self.image.dim() != 3 or self.image.shape[0] not in (1, 3):
             return None
         pixels, given, made = (each.detach().double().flatten(1) for each in self)
@@ -63,17 +60,9 @@ def _picture(pixels: Tensor) -> Pixels:
     return np.ascontiguousarray(levels.permute(1, 2, 0).numpy())
 
 
-@dataclass(frozen=True, eq=False)
-class StreamPrediction:
-    """The result of a pass for one request; see `Answer`."""
-
-    record: StreamRecord  # of the stream, after the pass
-    logits: Tensor
-    adapted: bool
-    differ: int | None
-    first: FilteredImage | None  # None if the filter acts on something else than images
-
-
+# Of one request: the record of its stream after the pass, the answer, and its first image, or None
+# if the filter acts on something else.
+Predicted: TypeAlias = tuple[StreamRecord, Answer, FilteredImage | None]
 Copy: TypeAlias = tuple[bool, bool]  # does the stream remember the image, and is it filtered?
 # The copies of an image that go through the network. The first one is answered, the last one is
 # remembered: in shadow these are two, and a stream that is off is watched.
@@ -107,8 +96,9 @@ class BatchedNetwork:
             logits=logits,
             outputs=outputs,
             memory=made.memory,
-            on_shift=ShiftAlarm(_ignore),
+            on_shift=ShiftAlarm(lambda _: None),  # the alarm is kept in the state of a stream
         )
+        self.kind = self._adapter.kind  # that only pools and adapters with this filter share
         surface = next(each for each in made.surfaces if isinstance(each, SpectralGains))
         gain = surface.closed_form
         if gain is None or surface.filter is None:  # for type checkers
@@ -122,16 +112,6 @@ class BatchedNetwork:
             surface.filter.register_forward_hook(self._keep_made),
         ]
 
-    @property
-    def outputs(self) -> OutputKind:
-        """The meaning of the outputs of the last pass."""
-        return self._adapter.predictor.outputs.found
-
-    @property
-    def kind(self) -> str:
-        """A digest that only pools and adapters with the same filter share."""
-        return self._adapter.kind
-
     def new_record(self, mode: Mode) -> StreamRecord:
         """Return the record of a new stream."""
         return StreamRecord(self._adapter.new_state(), mode=mode)
@@ -144,18 +124,18 @@ class BatchedNetwork:
             gain.normal.batches_of(size).normal_range(gain.threshold)
 
     @torch.inference_mode()
-    def predict(self, requests: Sequence[tuple[StreamRecord, Tensor]]) -> list[StreamPrediction]:
-        """Answer requests of different streams, given their records and finite images."""
+    def predict(self, requests: Sequence[tuple[str, StreamRecord, Tensor]]) -> list[Predicted]:
+        """Answer requests of different streams, given names, records and finite images."""
         copies = [
             (number, images, copy)
-            for number, (record, images) in enumerate(requests)
+            for number, (_, record, images) in enumerate(requests)
             for copy in COPIES[record.mode]
         ]
         model = self._adapter.model
         device, dtype = device_and_dtype(model, model)
         self._given = self._made = None
         batch = torch.cat([images for _, images, _ in copies]).to(device, dtype)
-        states = [record.state for record, _ in requests]
+        states = [record.state for _, record, _ in requests]
         logits, outcomes = self._adapter.predict_streams(states, batch, _rows(copies, device))
         rows, outputs = len(batch), self._adapter.predictor.outputs
         if outputs.of_pixels(logits) or len(logits) != rows:
@@ -170,34 +150,35 @@ class BatchedNetwork:
                 "every pass; this one has not."
             )
         logits, first, found = logits.float().cpu(), 0, []
-        for (record, images), outcome in zip(requests, outcomes, strict=True):
+        for (name, record, images), outcome in zip(requests, outcomes, strict=True):
             count = len(COPIES[record.mode]) * len(images)
             own = logits[first : first + count]
-            found.append(self._prediction(record, images, own, outcome, first))
+            after, differ = self._after(record, len(images), own, outcome)
+            kept = None if after.skipped > record.skipped else self._image(images, first + count)
+            answer = Answer(
+                logits=outputs.as_returned(own[: len(images)]).clone(),
+                outputs=outputs.found,
+                adapted=outcome.filtered and record.mode == "on",
+                differ=differ,
+                glance=after.glance(name),
+                _status=partial(self.status, name, after),
+            )
+            found.append((after, answer, kept))
             first += count
         return found
 
-    def _prediction(
-        self,
-        record: StreamRecord,
-        images: Tensor,
-        logits: Tensor,
-        outcome: StreamOutcome,
-        first: int,
-    ) -> StreamPrediction:
-        """Return the result for one stream, whose rows of the batch begin at `first`."""
-        size, now = len(images), time.time()
+    def _after(
+        self, record: StreamRecord, size: int, logits: Tensor, outcome: StreamOutcome
+    ) -> tuple[StreamRecord, int | None]:
+        """Return the record after a pass with `size` images, and how many differ in shadow."""
         answered, remembered = logits[:size], logits[-size:]
-        returned = self._adapter.predictor.outputs.as_returned(answered).clone()
-        adapted = outcome.filtered and record.mode == "on"
         if not torch.isfinite(remembered).all():
-            skipped = dataclasses.replace(record, skipped=record.skipped + 1)
-            return StreamPrediction(skipped, returned, adapted, None, None)
+            return dataclasses.replace(record, skipped=record.skipped + 1), None
         differ = None
         if record.mode == "shadow":  # images with another class, or another label
             others = answered.argmax(1) != remembered.argmax(1)
             differ = int(others.reshape(size, -1).any(1).sum())
-        since = record.shifted_since
+        since, now = record.shifted_since, time.time()
         if outcome.state.alarm.shifted != record.shifted:
             since = now if outcome.state.alarm.shifted else None
         after = dataclasses.replace(
@@ -205,27 +186,21 @@ class BatchedNetwork:
             state=outcome.state,
             images=record.images + size,
             requests=record.requests + 1,
-            adapted=record.adapted + size * adapted,
+            adapted=record.adapted + size * (outcome.filtered and record.mode == "on"),
             shadowed=record.shadowed + size * (differ is not None),
             differed=record.differed + (differ or 0),
             shifted_since=since,
             last_seen=now,
         )
-        filtered = self._filtered_image(images, first + len(logits) - size)
-        return StreamPrediction(after, returned, adapted, differ, filtered)
+        return after, differ
 
     def status(self, name: str, record: StreamRecord) -> StreamStatus:
         """Return how a stream is; any thread may call this."""
         facts = {"shift": 0.0} | self._adapter.facts_of(record.state)
         return StreamStatus(
             health=Health(name, record.images, record.skipped, **facts),
-            mode=record.mode,
             gains=tuple(self._gain.band_gains(record.state).tolist()),
-            requests=record.requests,
-            adapted_share=record.adapted_share,
-            disagreement=record.disagreement,
-            shifted_since=record.shifted_since,
-            last_seen=record.last_seen,
+            **record.counts(),
         )
 
     def _keep_given(self, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -236,8 +211,9 @@ class BatchedNetwork:
         if self._made is None:
             self._made = output
 
-    def _filtered_image(self, images: Tensor, row: int) -> FilteredImage | None:
-        given, made = self._given, self._made
+    def _image(self, images: Tensor, end: int) -> FilteredImage | None:
+        """Return the first image of a request, whose rows of the batch have this end."""
+        given, made, row = self._given, self._made, end - len(images)
         if given is None or made is None or given.shape[1:] != images.shape[1:]:
             return None
         kept = (each[row].float().cpu().clone() for each in (given, made))
@@ -255,7 +231,3 @@ def _rows(copies: Sequence[tuple[int, Tensor, Copy]], device: torch.device) -> I
     sizes = torch.tensor([len(images) for _, images, _ in copies])
     columns = zip(*((number, *copy) for number, _, copy in copies), strict=True)
     return ImageRows(*(torch.tensor(each).repeat_interleave(sizes).to(device) for each in columns))
-
-
-def _ignore(_health: Health) -> None:
-    """A pool keeps the alarm in the state of a stream, and calls no one."""

@@ -1,8 +1,4 @@
-"""From the body of a request to images: pictures, `.npy` arrays, or numbers in JSON.
-
-A statement of a header is compared with the bytes that are there and with the input of the network
-before it is believed; nothing is unpickled.
-"""
+"""From the body of a request to images: pictures or `.npy` arrays, never pickles."""
 
 from __future__ import annotations
 
@@ -20,23 +16,19 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
 from torch import Tensor
 
-from ttapca._checks import InstanceOf, ListOf, Record, Whole, conform, shown
+from ttapca._checks import shown
 from ttapca.datasets.pictures import PictureSize, open_picture, picture_pixels
 from ttapca.datasets.reading import parse_npy, reading
 from ttapca.errors import DataFormatError, OptionError, ShapeError
 from ttapca.serving.http_errors import HttpError
-from ttapca.serving.limits import MEGABYTE, RequestLimits
-from ttapca.support.parsing import parse_json
+from ttapca.serving.limits import RequestLimits
 
 FORMATS = ("PNG", "JPEG")
 PICTURE_TYPES = ("image/png", "image/jpeg")
-FORM, JSON, NPY = "multipart/form-data", "application/json", "application/x-npy"
-CONTENT_TYPES = (FORM, *PICTURE_TYPES, JSON, NPY)
-# A number in JSON takes 2 bytes there and 32 in memory, and is read by one thread at a time.
-MOST_JSON = 8 * MEGABYTE
+FORM, NPY = "multipart/form-data", "application/x-npy"
+CONTENT_TYPES = (FORM, *PICTURE_TYPES, NPY)
 FLOATS = ("float16", "float32", "float64")
 FIELD = "images"  # of a form
-BODY = Record({"images": ListOf(InstanceOf(list), 1, 1_000_000)}, {"scale": Whole(255, 255)})
 # It would write lines to standard error for damaged forms; the answer says as much.
 logging.getLogger(FormParser.__module__).addHandler(logging.NullHandler())
 
@@ -71,8 +63,6 @@ class ImageDecoder:
             with reading(Path("The body"), "is not a plain `.npy` array", advice):
                 array = parse_npy(body)
             return self._tensor(array)
-        if kind == JSON:
-            return self._tensor(self._numbers(body))
         raise HttpError(
             "unsupported_type",
             f"Images are sent as one of {', '.join(CONTENT_TYPES)}; found {shown(kind)}. Set the "
@@ -113,34 +103,6 @@ class ImageDecoder:
                 images[number] = pixels_of.reshape(height, width, channels)
         return self._tensor(images)
 
-    def _numbers(self, body: bytes) -> NDArray[Any]:
-        """Return the array in JSON: uint8 if it states the scale 255, else floating point."""
-        if len(body) > MOST_JSON:
-            raise HttpError(
-                "body_too_large",
-                f"JSON has at most {MOST_JSON:,} bytes; found {len(body):,}. Send arrays as "
-                f"`.npy` ({NPY}), which is smaller and faster.",
-            )
-        content = parse_json(body, "The body", DataFormatError, largest=MOST_JSON)
-        conform(content, BODY, "The body", DataFormatError)
-        self._check_count(len(content["images"]))
-        try:
-            found = np.asarray(content["images"])
-        except (ValueError, OverflowError):
-            raise ShapeError(
-                f"`images` must be lists of equal length inside each other, {self._shapes()}; "
-                "found lists of different lengths or depths."
-            ) from None
-        whole = found.dtype.kind in "iu"
-        if "scale" not in content:
-            return found.astype(np.float64) if whole else found
-        if not whole or not found.size or found.min() < 0 or found.max() > 255:
-            raise DataFormatError(
-                "With `scale` 255, `images` must be whole numbers from 0 to 255; found others. "
-                "Leave `scale` out for numbers from 0 to 1."
-            )
-        return found.astype(np.uint8)
-
     def _tensor(self, found: NDArray[Any]) -> Tensor:
         """Return an array as the network takes it, or raise if it cannot be images."""
         kind = found.dtype.newbyteorder("=").name
@@ -160,7 +122,7 @@ class ImageDecoder:
             if not (low >= 0 and high <= 1):  # also if they are NaN
                 raise DataFormatError(
                     f"Numbers of images must be finite, from 0 to 1; found {low:g} to {high:g}. "
-                    "Divide pixels by 255, or send them as uint8 (in JSON: with `scale` 255)."
+                    "Divide pixels by 255, or send them as uint8."
                 )
         # If both fit, bytes are as pictures are stored, and numbers as networks take them.
         stored = found.shape[1:] == self._by_pixel and len(self.shape) == 3

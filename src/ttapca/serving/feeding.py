@@ -1,19 +1,21 @@
-"""Play a data set against a server, as cameras whose images get worse and better again.
-
-Each stream has a thread and a connection of its own. Its images depend on the data, the schedule
-and the seed alone, also if the server is too slow to take them in time.
-"""
+"""Play a data set against a server, as cameras whose images get worse and better again."""
 
 from __future__ import annotations
 
+import http.client
+import io
 import itertools
+import json
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.error import HTTPError
+from urllib.parse import quote, urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,6 @@ from ttapca.corruptions.apply import corrupt_any_size, needs_photographs
 from ttapca.corruptions.catalogue import SEVERITIES, find
 from ttapca.datasets import Images, Order, choose
 from ttapca.errors import FeedError, OptionError
-from ttapca.serving.server_client import ServerClient
 
 STOPPING = 2.0  # seconds that a request may take to end when feeding stops
 LATE = 1.0  # seconds behind its time from which a stream does not catch up
@@ -32,11 +33,11 @@ LATE = 1.0  # seconds behind its time from which a stream does not catch up
 # Schedules ---------------------------------------------------------------------------------------
 
 CLEAN = "clean"
-SECONDS = {"s": 1, "m": 60, "h": 3600}
+SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 LONGEST = 1_000_000_000  # images or seconds of one condition
-STEP = re.compile(
-    r"(?P<corruption>\w+)(?::(?P<severity>\w+))?\s+(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)"
-)
+NUMBER = r"(\d+(?:\.\d+)?)"
+STEP = re.compile(rf"(\w+)(?::(\w+))?\s+{NUMBER}\s*(s|m|h|images?)")
+DURATION = re.compile(rf"\s*{NUMBER}\s*([smh]?)\s*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -60,50 +61,42 @@ class Step:
 
 
 def parse_schedule(text: str) -> tuple[Step, ...]:
-    """Return the steps of a schedule: `CONDITION DURATION`, separated by commas.
-
-    A condition is `clean`, or a corruption with its severity (5 if none is given). A duration is a
-    number with `s`, `m` or `h`, or a number of `images`.
-
-    Example:
-        >>> steps = parse_schedule("clean 20s, snow:3 1.5m, fog 50 images")
-        >>> [step.title for step in steps]
-        ['clean', 'snow:3', 'fog:5']
-    """
+    """Return the steps of a schedule, such as `clean 20s, snow:3 1.5m, fog 50 images`."""
     return tuple(_step(word.strip(), text) for word in text.split(","))
 
 
 def parse_seconds(text: str, option: str) -> float:
     """Return the seconds of a duration such as `5s`, `1.5m` or `2h`; `s` may be left out."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text, re.ASCII)
+    found = re.fullmatch(DURATION, text)
     if not found:
         raise OptionError(f"{option} takes a duration such as 5s, 1.5m or 1h; found `{text}`.")
-    return float(found[1]) * SECONDS[found[2] or "s"]
+    return float(found[1]) * SECONDS[found[2]]
 
 
 def _step(word: str, text: str) -> Step:
     found = re.fullmatch(STEP, word)
-    if not found or found["unit"] not in (*SECONDS, "image", "images"):
+    if not found:
         raise OptionError(
             "A schedule has conditions and how long they last, such as `clean 20s, fog:5 20s` or "
             f"`clean 300 images`; found `{word or text}`."
         )
-    corruption, severity = CLEAN, 0
-    if found["corruption"] != CLEAN:
-        corruption = find(found["corruption"]).name
-        digits = found["severity"] or str(SEVERITIES[-1])
-        if digits not in map(str, SEVERITIES):
+    corruption, digits, number, unit = found.groups()
+    if corruption == CLEAN:
+        severity = 0
+        if digits:
+            raise OptionError(f"Clean images have no severity; found `{word}`.")
+    else:
+        corruption, severities = find(corruption).name, {str(each): each for each in SEVERITIES}
+        severity = severities.get(digits or str(SEVERITIES[-1]), 0)
+        if not severity:
             raise OptionError(
                 f"A severity is from {SEVERITIES[0]} to {SEVERITIES[-1]}, as in `fog:3 20s`; found "
                 f"`{word}`."
             )
-        severity = int(digits)
-    elif found["severity"]:
-        raise OptionError(f"Clean images have no severity; found `{word}`.")
-    amount = float(found["amount"]) * SECONDS.get(found["unit"], 1)
+    amount = float(number) * SECONDS.get(unit, 1)
     if not 0 < amount <= LONGEST:
         raise OptionError(f"A condition lasts longer than nothing, not for ever; found `{word}`.")
-    return Step(corruption, severity, amount, "seconds" if found["unit"] in SECONDS else "images")
+    return Step(corruption, severity, amount, "seconds" if unit in SECONDS else "images")
 
 
 # Feeding -----------------------------------------------------------------------------------------
@@ -117,21 +110,6 @@ class StreamPlan:
     schedule: tuple[Step, ...]
     seed: int = 0  # for the order of its images
     delay: float = 0.0  # seconds until it begins
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How fast images are sent, and in which order."""
-
-    rate: float = 10.0  # images a second, in each stream
-    batch: int = 1  # images a request
-    order: Order = "shuffled"  # each round through the images has its own seed
-    loop: bool = False  # whether a schedule begins again when it is over
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        check_option("rate", self.rate, Number(above=0))
-        check_option("batch", self.batch, Whole(1))
 
 
 @dataclass
@@ -194,22 +172,33 @@ class FedStream:
 
 
 class Feeder:
-    """Feeds streams from the moment it is entered until all schedules are over or it is left."""
+    """Feeds streams, each in a thread, from when it is entered until it is left or all is over.
+
+    `rate` is of images a second in each stream, `batch` of images a request. Each round through
+    the images has an order of its own; `loop` begins a schedule again when it is over.
+    """
 
     def __init__(
         self,
         images: Images,
         plans: Sequence[StreamPlan],
         client: ServerClient,
-        pace: Pace,
+        *,
+        rate: float = 10.0,
+        batch: int = 1,
+        order: Order = "shuffled",
+        loop: bool = False,
         textures: Path | None = None,
     ) -> None:
+        check_option("rate", rate, Number(above=0))
+        check_option("batch", batch, Whole(1))
         if len({plan.name for plan in plans}) < len(plans):
             raise OptionError("Every stream needs a name of its own; found one name twice.")
         steps = [step for plan in plans for step in plan.schedule if step.corruption != CLEAN]
         if any(needs_photographs(images.images, step.corruption) for step in steps):
             load_textures(textures)  # an error now is better than one amid a schedule
-        self.images, self.pace, self.textures = images, pace, textures
+        self._images, self._textures = images, textures
+        self._rate, self._batch, self._order, self._loop = rate, batch, order, loop
         self.streams = [FedStream(plan) for plan in plans]
         self._client, self._stop = client, threading.Event()
         self._threads = [
@@ -247,8 +236,8 @@ class Feeder:
         """Play a schedule; the life of a thread."""
         known = self._client
         try:
-            with ServerClient(known.url, known.token, known.patience, self._stop) as client:
-                self._play(stream, client)
+            client = ServerClient(known.url, known.token, known.patience, self._stop)
+            self._play(stream, client)
             stream.finished = not self._stop.is_set()
         except Exception as error:  # the thread that shows the streams raises it
             if not self._stop.is_set():
@@ -258,38 +247,37 @@ class Feeder:
         plan = stream.plan
         if self._stop.wait(plan.delay):
             return
-        rows, due = self._rows(plan.seed), time.monotonic()
-        for step in itertools.cycle(plan.schedule) if self.pace.loop else plan.schedule:
+        # One round through all images after another, for ever.
+        rounds = (
+            choose(self._images.labels, order=self._order, seed=plan.seed + number).rows
+            for number in itertools.count()
+        )
+        rows, due = itertools.chain.from_iterable(rounds), time.monotonic()
+        for step in itertools.cycle(plan.schedule) if self._loop else plan.schedule:
             stream.current = Tally(step)
-            left = step.images(self.pace.rate)
+            left = step.images(self._rate)
             while left > 0:
-                chosen = np.array(list(itertools.islice(rows, min(left, self.pace.batch))))
-                pixels = np.ascontiguousarray(self.images.images[chosen])
+                chosen = np.array(list(itertools.islice(rows, min(left, self._batch))))
+                pixels = np.ascontiguousarray(self._images.images[chosen])
                 if step.corruption != CLEAN:
-                    kind, textures = step.corruption, self.textures
+                    kind, textures = step.corruption, self._textures
                     pixels = corrupt_any_size(
                         pixels, kind, step.severity, indices=chosen, textures=textures
                     )
                 if self._stop.wait(max(0.0, due - time.monotonic())):
                     return
-                stream.count(step, self.images.labels[chosen], client.predict(plan.name, pixels))
+                stream.count(step, self._images.labels[chosen], client.predict(plan.name, pixels))
                 left -= len(chosen)
-                due += len(chosen) / self.pace.rate
+                due += len(chosen) / self._rate
                 behind = time.monotonic() - due
                 if behind > LATE:  # no burst of missed images
                     stream.late += behind
                     due += behind
                 stream.retries = client.retries
 
-    def _rows(self, seed: int) -> Iterator[int]:
-        """Yield rows of the images for ever, one round through all of them after another."""
-        for number in itertools.count():
-            order = self.pace.order
-            yield from choose(self.images.labels, order=order, seed=seed + number).rows.tolist()
 
-
-def check_fits(info: dict[str, Any], images: Images) -> list[str]:
-    """Compare the network in an answer to `/v1/info` with a data set; return remarks for people."""
+def check_fits(info: dict[str, Any], images: Images) -> None:
+    """Raise unless the network in an answer to `/v1/info` takes images of this size."""
     height, width, channels = images.images.shape[1:]
     wanted, found = list(info.get("input_shape", [])), [channels, height, width]
     if wanted and wanted != found:
@@ -298,10 +286,129 @@ def check_fits(info: dict[str, Any], images: Images) -> list[str]:
             f"The server's network takes images of {needed}; these are {given}. Name data that it "
             "takes; pictures are resized with `size=`."
         )
-    classes = [str(name) for name in info.get("classes") or []]
-    if classes and classes != list(images.class_names):
-        return [
-            "the server's classes have other names than those of the data; an answer counts as "
-            "right if the number of its class is that of the label"
-        ]
-    return []
+
+
+# Talking to the server --------------------------------------------------------------------------
+
+# Answers after which the same request may succeed; a proxy says 502 or 504 for a missing server.
+RETRIED = (429, 502, 503, 504)
+TIMEOUT = 60.0  # seconds without an answer
+LONGEST_MESSAGE = 500  # letters of a refusal that are shown
+FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0  # seconds between attempts at a server that is not there
+OPENER = build_opener(ProxyHandler({}))  # the server is near
+
+
+@dataclass
+class ServerClient:
+    """Talks to one server, from one thread.
+
+    It waits as long as `Retry-After` of a busy server says, and tries again for a while if the
+    server cannot be reached. A request whose answer was lost is sent again, and counts twice.
+    """
+
+    url: str  # `http://` may be left out
+    token: str | None = field(default=None, repr=False)
+    patience: float = 10.0  # seconds for which a request is tried again
+    stopped: threading.Event = field(default_factory=threading.Event)  # ends waiting
+    clock: Callable[[], float] = time.monotonic
+    retries: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        """Check address and token."""
+        self._address = _checked_address(self.url)
+        if self.token and not self.token.isprintable():
+            raise OptionError(
+                "A token is one line of text; this one has a line break or a character that cannot "
+                "be printed. Copy it again."
+            )
+
+    def info(self) -> dict[str, Any]:
+        """Return the answer to `/v1/info`."""
+        return self._ask("/v1/info")
+
+    def predict(self, stream: str, images: NDArray[np.uint8]) -> dict[str, Any]:
+        """Send images of a stream, uint8 (n, height, width, channels), and return the answer."""
+        body = io.BytesIO()
+        np.save(body, images, allow_pickle=False)
+        return self._ask(f"/v1/predict?stream={quote(stream, safe='')}", body.getvalue())
+
+    def _ask(self, path: str, body: bytes | None = None) -> dict[str, Any]:
+        """Send a request until it is answered, refused for good, or patience is over."""
+        request = Request(self._address + path, body, {"Accept": "application/json"})  # noqa: S310
+        if body is not None:
+            request.add_header("Content-Type", "application/x-npy")
+        if self.token:  # in the bytes that the server hashes
+            request.add_header("Authorization", f"Bearer {self.token}".encode().decode("latin-1"))
+        began, pause = self.clock(), FIRST_WAIT
+        while True:
+            wait = None
+            try:
+                with OPENER.open(request, timeout=TIMEOUT) as response:
+                    answer = response.read()
+            except HTTPError as error:
+                trouble = _refusal(error, self.url, bool(self.token))
+                if error.code not in RETRIED:
+                    raise FeedError(trouble) from None
+                stated = error.headers["Retry-After"] or ""
+                wait = float(stated) if stated.isdecimal() else None  # it may be a date
+            except (OSError, http.client.HTTPException) as error:
+                trouble = _unreachable(self.url, getattr(error, "reason", error))
+            else:
+                return _parsed(answer, self.url)
+            if wait is None:
+                wait, pause = pause, min(2 * pause, LONGEST_WAIT)
+            if self.clock() - began + wait > self.patience or self.stopped.wait(wait):
+                raise FeedError(trouble)
+            self.retries += 1
+
+
+def _checked_address(url: str) -> str:
+    try:
+        full = url if "://" in url else f"http://{url}"
+        parts = urlsplit(full)
+        more = parts.query or parts.fragment or parts.username
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not more:
+            return full.rstrip("/")
+    except ValueError:  # a port that is no number, or one bracket without the other
+        pass
+    raise OptionError(f"A server has an address such as http://127.0.0.1:8000; found `{url}`.")
+
+
+def _parsed(answer: bytes, url: str) -> dict[str, Any]:
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise FeedError(
+            f"A server of ttapca answers in JSON; {url} answers with something else. Name the "
+            "address that `ttapca serve` prints."
+        )
+    return found
+
+
+def _refusal(error: HTTPError, url: str, token: bool) -> str:
+    """Return why the server refused, in a sentence."""
+    with error:
+        answer = error.read()
+    if error.code == 401:
+        found = "refuses this token" if token else "asks for a token"
+        return f"{url} {found}. Give one with --token, or in the variable TTAPCA_TOKEN."
+    try:
+        message = str(json.loads(answer)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = http.client.responses.get(error.code, "an error without a name")
+    return f"{url} refuses with {error.code}: {message[:LONGEST_MESSAGE]}"
+
+
+def _unreachable(url: str, error: object) -> str:
+    """Return why there was no answer, in a sentence."""
+    reason = str(error) or type(error).__name__
+    if isinstance(error, TimeoutError):
+        reason = f"no answer within {TIMEOUT:.0f} s"
+    elif isinstance(error, OSError) and error.strerror:
+        reason = error.strerror.lower()
+    return (
+        f"{url} cannot be reached: {reason}. Start a server there with `ttapca serve`, or name "
+        "another address."
+    )

@@ -1,23 +1,36 @@
-"""The service as an ASGI application: routes of streams, facts, measurements and the page."""
+"""The service as an ASGI application: routes, the page, and middleware around every request."""
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import resources
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
+from prometheus_client import generate_latest
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ttapca import __version__
 from ttapca._checks import shown
 from ttapca.serving import stream_routes
 from ttapca.serving.api_models import Info, refusals
-from ttapca.serving.http_errors import HttpError, closing
+from ttapca.serving.http_errors import HttpError, closing, http_error
 from ttapca.serving.metrics import CONTENT_TYPE
-from ttapca.serving.middleware import ServiceMiddleware
 from ttapca.serving.service import Service, service_of
 
 DESCRIPTION = (
@@ -29,6 +42,25 @@ BEARER = Depends(
 )
 # The table of the system may say otherwise, and browsers run no script of another type.
 PAGE_TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
+
+LOGGER = logging.getLogger("ttapca.serving")
+API = "/v1/"
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+DISCARD_SECONDS = 0.5  # for a client that is still sending a refused body, to see the answer
+
+SECURITY_HEADERS = {
+    # `blob:` and `data:` for pictures that the page fetches with its token.
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+FAILURE = HttpError(
+    "failure",
+    "The service has failed; this is a fault of its own, and its log says more under the id in the "
+    "header X-Request-ID.",
+)
 
 router = APIRouter(tags=["service"])
 
@@ -57,17 +89,9 @@ async def info(request: Request) -> Response:
     """Tell what is served."""
     service = service_of(request)
     service.admit(request)
-    facts = service.facts
-    return JSONResponse(
-        {
-            "model": facts.model,
-            "filter": facts.filter,
-            "classes": facts.classes,
-            "input_shape": service.pool.input_shape,
-            "version": __version__,
-            "bands": [{"first": first, "last": last} for first, last in facts.bands],
-        }
-    )
+    facts = vars(service.facts) | {"version": __version__, "input_shape": service.pool.input_shape}
+    bands = [{"first": first, "last": last} for first, last in service.facts.bands]
+    return JSONResponse(facts | {"bands": bands})
 
 
 @router.get(
@@ -80,7 +104,7 @@ async def metrics(request: Request) -> Response:
     """Show measurements to Prometheus."""
     service = service_of(request)
     service.admit(request, "read", "all")
-    text = await service.in_thread(service.metrics.text)
+    text = await service.in_thread(partial(generate_latest, service.metrics.registry))
     return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
 
@@ -145,3 +169,156 @@ async def _refuse_parameter(_request: Request, error: RequestValidationError) ->
     else:
         message = f"The parameter `{name}` is wrong: {first['msg']}; found {shown(first['input'])}."
     raise HttpError("bad_parameter", message)
+
+
+# Middleware ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class RequestRecord:
+    """The facts of one request for log and metrics; the routes fill them in."""
+
+    request: str  # its id, from the client or drawn here
+    method: str
+    route: str = "other"  # the pattern that its address fits, such as `/v1/streams/{name}`
+    status: int = 0
+    seconds: float = 0.0  # from its head to the end of its answer
+    token: str | None = None  # the name, never the secret
+    stream: str | None = None  # the full name
+    images: int | None = None
+    bytes: int | None = None  # of its body
+    code: str | None = None  # if it was refused
+
+    def log(self) -> None:
+        """Write a line for a person: `GET /healthz 200 in 1.2 ms  (1f)`; the facts are for JSON."""
+        parts = [f"{self.method} {self.route} {self.status} in {1000 * self.seconds:.1f} ms"]
+        parts += [part for part in (self.code, self.token, self.stream) if part]
+        if self.images is not None:
+            parts.append(f"{self.images} image{'s' * (self.images != 1)}")
+        facts = {name: value for name, value in asdict(self).items() if value is not None}
+        facts["seconds"] = round(self.seconds, 6)
+        LOGGER.info("%s  (%s)", ", ".join(parts), self.request, extra={"facts": facts})
+
+
+class ServiceMiddleware:
+    """Gives requests ids, log lines and headers for browsers, and answers the errors of routes."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":  # lifespan; there are no websockets
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        record = RequestRecord(request_id, scope["method"])
+        scope["state"] = {**scope.get("state", {}), "record": record}
+        exchange = _Exchange(receive, send, record, headers)
+        start = time.perf_counter()
+        self.service.running += 1
+        try:
+            await self._answer(scope, headers, exchange)
+        finally:
+            self.service.running -= 1
+            record.route = getattr(scope.get("route"), "path", "other")
+            record.seconds = time.perf_counter() - start
+            self.service.metrics.finished(record)
+            record.log()
+
+    async def _answer(self, scope: Scope, headers: Headers, exchange: _Exchange) -> None:
+        try:
+            self._admit(scope["path"], headers)
+            await self.app(scope, exchange.receive, exchange.send)
+        except Exception as error:
+            refusal = http_error(error)
+            if refusal is None:
+                LOGGER.exception("request %s has failed", exchange.record.request)
+                refusal = FAILURE
+            exchange.record.code = refusal.code
+            if exchange.record.status:  # the answer has begun: it can only be cut off
+                return
+            await exchange.discard()
+            content = {"error": {"code": refusal.code, "message": str(refusal)}}
+            answer = JSONResponse(content, refusal.status, refusal.headers)
+            await answer(scope, exchange.receive, exchange.send)
+
+    def _admit(self, path: str, headers: Mapping[str, str]) -> None:
+        """Refuse foreign pages, and requests to the API that the service cannot take now."""
+        service = self.service
+        if not service.tokens.all:
+            _check_origin(headers)
+        if path.startswith(API):
+            if service.draining:
+                raise closing()
+            if service.running > service.limits.max_running:
+                raise HttpError(
+                    "busy",
+                    f"The service works on {service.limits.max_running:,} requests at once, and "
+                    "has as many. Try again in a moment.",
+                )
+
+
+def _check_origin(headers: Mapping[str, str]) -> None:
+    """Refuse pages of other sites: a browser on this machine may show any page."""
+    host, origin = headers.get("host", "localhost"), headers.get("origin")
+    if not is_loopback(host):
+        raise HttpError(
+            "foreign_host",
+            "Without tokens, this service answers to localhost only; the request names another "
+            "host. Start it with --tokens FILE to use it from elsewhere.",
+        )
+    if origin is not None and origin.partition("://")[2] != host:
+        raise HttpError(
+            "foreign_origin",
+            "Without tokens, this service answers no pages of other sites. Start it with --tokens "
+            "FILE to use it from there.",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host, as an address of a page has it, is this machine."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+class _Exchange:
+    """The two directions of one request: it follows the body, and adds headers to the answer."""
+
+    def __init__(
+        self, receive: Receive, send: Send, record: RequestRecord, headers: Mapping[str, str]
+    ) -> None:
+        self._receive, self._send, self.record = receive, send, record
+        self._unread = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        # Such a client asks before it sends, and sends nothing after a refusal.
+        self._waits = "expect" in headers
+
+    async def receive(self) -> Message:
+        self._waits = False
+        message = await self._receive()
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            self._unread = False
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.record.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-ID"] = self.record.request
+            for name, value in SECURITY_HEADERS.items():
+                headers.setdefault(name, value)
+            if self._unread:  # the rest of the body must not be taken for the next request
+                headers["Connection"] = "close"
+        await self._send(message)
+
+    async def discard(self) -> None:
+        """Read what a refused client still sends, for a moment: a reset would hide the answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_SECONDS):
+                while self._unread and not self._waits:
+                    await self.receive()

@@ -1,14 +1,9 @@
-"""Errors of HTTP: a status, a code for programs and a sentence for people.
-
-A message never repeats a token or the content of an image.
-"""
+"""Errors of HTTP: a status, a code for programs, and a sentence without tokens or images."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-
-from starlette.responses import JSONResponse
 
 from ttapca import errors
 from ttapca.errors import TtapcaError
@@ -18,10 +13,10 @@ CODES = {
     400: ("bad_length", "disconnected"),
     401: ("token_missing", "token_unknown"),
     403: ("right_missing", "foreign_host", "foreign_origin"),
-    404: ("not_found", "unknown_stream", "no_picture"),
+    404: ("not_found", "unknown_stream"),
     405: ("method_not_allowed",),
     408: ("body_too_slow",),
-    409: ("no_store", "damaged_stream"),
+    409: ("damaged_stream",),
     413: ("body_too_large", "too_many_pixels"),
     415: ("unsupported_type",),
     422: ("bad_images", "bad_stream_name", "bad_state", "bad_body", "bad_parameter"),
@@ -48,13 +43,7 @@ CODE_OF_ERROR: dict[type[TtapcaError], str] = {
 
 
 class HttpError(TtapcaError, ValueError):
-    """A request that is refused, by a code that stays the same if the message is improved.
-
-    Example:
-        >>> error = HttpError("too_many_requests", "Wait.", retry_after=0.2)
-        >>> error.status, error.headers
-        (429, {'Retry-After': '1'})
-    """
+    """A request that is refused, by a code that stays the same if the message is improved."""
 
     def __init__(
         self,
@@ -73,19 +62,15 @@ class HttpError(TtapcaError, ValueError):
         if retry_after is not None:  # whole seconds, and 0 would be an invitation to hurry
             self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
 
-    def response(self) -> JSONResponse:
-        """Return the answer."""
-        content = {"error": {"code": self.code, "message": str(self)}}
-        return JSONResponse(content, self.status, self.headers)
-
 
 def http_error(error: Exception) -> HttpError | None:
     """Return the error of HTTP for an error of the library; None for a fault of the service."""
     if isinstance(error, HttpError):
         return error
-    codes = (code for kind, code in CODE_OF_ERROR.items() if isinstance(error, kind))
-    code = next(codes, None)
-    return None if code is None else HttpError(code, str(error))
+    for kind, code in CODE_OF_ERROR.items():
+        if isinstance(error, kind):
+            return HttpError(code, str(error))
+    return None
 
 
 def closing() -> HttpError:

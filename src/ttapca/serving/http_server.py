@@ -1,30 +1,30 @@
-"""Run the service with uvicorn, and end it without losing anything.
-
-The first SIGTERM or SIGINT drains it: `/readyz` says 503, new requests are refused, running ones
-are answered; then the server ends. A second signal ends it at once. None cuts saving short.
-"""
+"""Run the service with uvicorn, write its log, and end it without losing anything."""
 
 from __future__ import annotations
 
-import ipaddress
+import io
+import json
+import logging
 import os
+import select
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import uvicorn
 from uvicorn.server import HANDLED_SIGNALS
 
 from ttapca.errors import OptionError
-from ttapca.serving.http_app import create_app
-from ttapca.serving.request_log import LOGGER
+from ttapca.serving.http_app import LOGGER, create_app
 from ttapca.serving.service import Service
 
+SERVER_LOGGER = logging.getLogger("uvicorn.error")
 LARGEST_HEAD = 16 * 1024  # bytes of the first line and the headers of a request
 MOST_CONNECTIONS = 1024  # beyond that, connections without a request are closed
 KEPT_SECONDS = 30  # that a connection stays open without a request
@@ -57,7 +57,7 @@ class DrainingServer(uvicorn.Server):
         self._heads: dict[Any, tuple[Any, float]] = {}
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, and end at the second."""
+        """Drain at the first signal, and end at the second; none cuts saving short."""
         del frame
         if self.signal is not None:
             self.should_exit = self.force_exit = True
@@ -75,11 +75,7 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _close_connections(self) -> None:
-        """Close connections that wait for the head of a request for long, or are too many.
-
-        Uvicorn would wait for a head for ever, and refuse every request if connections are too
-        many: clients that only hold a connection must not harm others.
-        """
+        """Close connections that wait long, or are too many: uvicorn would refuse all requests."""
         now = time.monotonic()
         waiting: dict[Any, tuple[Any, float]] = {}  # the request before, and since when
         connections: set[Any] = set(self.server_state.connections)
@@ -101,7 +97,9 @@ class DrainingServer(uvicorn.Server):
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens, or raise `OptionError`; port 0 takes any that is free."""
     try:
-        family, kind, protocol, _, address = _addresses(host, port)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         # It must say that it is TCP, as `create_server` does not: only then asyncio sends small
         # packets at once, and an answer does not wait 40 ms for the client's acknowledgement.
         listening = socket.socket(family, kind, protocol)
@@ -121,23 +119,10 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach a server at this host."""
-    try:
-        found = [each[4][0] for each in _addresses(host, 0)]
-        return bool(found) and all(ipaddress.ip_address(each).is_loopback for each in found)
-    except (OSError, ValueError):
-        return False
-
-
-def _addresses(host: str, port: int) -> list[Any]:
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-
-
 def url_of(listening: socket.socket) -> str:
     """Return the address of a listening socket, for a browser."""
     host, port = listening.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @contextmanager
@@ -152,14 +137,11 @@ def signals_put_back() -> Iterator[None]:
 
 
 def serve(service: Service, listening: socket.socket) -> int:
-    """Serve until a signal comes, close the service, and return the number of the signal.
-
-    In the main thread, further signals do nothing until the end of a block of `signals_put_back`:
-    impatience must not lose streams.
-    """
+    """Serve until a signal comes, close the service, and return the number of the signal."""
     server = DrainingServer(service)
     if threading.current_thread() is threading.main_thread():
-        # Uvicorn does the same while it runs, and puts these back when it ends.
+        # Uvicorn does the same while it runs, and puts these back when it ends. Then further
+        # signals do nothing until the end of `signals_put_back`: impatience loses no streams.
         for number in HANDLED_SIGNALS:
             signal.signal(number, server.handle_exit)
     try:
@@ -168,3 +150,51 @@ def serve(service: Service, listening: socket.socket) -> int:
         service.close()
     LOGGER.info("the service has ended")
     return server.signal or signal.SIGTERM
+
+
+class JsonLines(logging.Formatter):
+    """Each record as one JSON object on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        content: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+        }
+        content |= getattr(record, "facts", None) or {"message": record.getMessage()}
+        if record.exc_info:
+            content["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(content)
+
+
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Leaves out lines while their reader has stopped: a write would block requests and saving."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line if that needs no waiting."""
+        try:
+            ready = os.name != "posix" or bool(select.select((), (self.stream,), (), 0)[1])
+        except io.UnsupportedOperation:  # a stream in memory
+            ready = True
+        if ready:
+            super().emit(record)
+
+
+@contextmanager
+def logging_to(stream: TextIO, *, as_json: bool) -> Iterator[None]:
+    """Write the lines of this service and the warnings of uvicorn while the block runs."""
+    handler = LineHandler(stream)
+    people = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
+    handler.setFormatter(JsonLines() if as_json else people)
+    before = {logger: (logger.level, logger.propagate) for logger in (LOGGER, SERVER_LOGGER)}
+    for logger, level in ((LOGGER, logging.INFO), (SERVER_LOGGER, logging.WARNING)):
+        logger.setLevel(level)
+        logger.propagate = False
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger, (level, propagate) in before.items():
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate

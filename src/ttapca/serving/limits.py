@@ -24,8 +24,7 @@ class PoolLimits:
         max_images: Images in a request.
         max_streams: Streams that are known, in memory or on disk.
         max_resident: Streams in memory.
-        max_memory: Bytes of the states in memory; a stream with large images or with many
-            conditions takes more of it.
+        max_memory: Bytes of the states in memory.
     """
 
     max_batch: int = 64
@@ -70,15 +69,7 @@ class RequestLimits:
 
 
 class RequestRate:
-    """A token bucket: a rate of requests, of which one second's worth may come at once.
-
-    It is used from the thread of the event loop only.
-
-    Example:
-        >>> rate = RequestRate(2, clock=lambda: 0.0)
-        >>> [rate.wait() for _ in range(3)]
-        [0.0, 0.0, 0.5]
-    """
+    """A token bucket for one thread: one second's worth of requests may come at once."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         check_option("requests_per_second", per_second, Number(above=0))

@@ -1,8 +1,4 @@
-"""Measurements for Prometheus, at `/metrics`.
-
-The number of time series is bounded, whatever clients send: routes are patterns, statuses are
-classes, and only the streams that were used last have series of their own.
-"""
+"""Measurements for Prometheus, whose number of time series no client can raise."""
 
 from __future__ import annotations
 
@@ -14,18 +10,19 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ttapca.errors import StorageError, UnknownStreamError
-from ttapca.serving.answers import PoolObserver
+from ttapca.serving.pool import PoolObserver
 from ttapca.support.process import resident_memory
 
 if TYPE_CHECKING:
-    from ttapca.serving.answers import Answer, StreamStatus
+    from ttapca.serving.http_app import RequestRecord
     from ttapca.serving.pool import StreamPool
-    from ttapca.serving.request_log import RequestRecord
+    from ttapca.serving.request_queue import Answer
+    from ttapca.serving.stream_record import StreamStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REST = "(rest)"
@@ -106,14 +103,10 @@ class Metrics(PoolObserver):
         labels = ("method", "route", "status")
         self._requests = counter("ttapca_requests", "Requests by route and class of status", labels)
         self._refused = counter("ttapca_refused", "Requests that were refused", ("code",))
-        words = "Images by mode, and whether a filter changed them"
-        self._images = counter("ttapca_images", words, ("mode", "adapted"))
-        words = "Images in shadow mode that would get another class"
-        self._differ = counter("ttapca_shadow_differ", words)
-        words = "From the head of a request to the end of its answer"
-        self._seconds = histogram("ttapca_request_seconds", words, ("route",))
-        words = "How long images waited, in the queue and in the pass"
-        self._waited = histogram("ttapca_queue_seconds", words)
+        self._images = counter("ttapca_images", "Images by mode", ("mode", "adapted"))
+        self._differ = counter("ttapca_shadow_differ", "Images in shadow that would change class")
+        self._seconds = histogram("ttapca_request_seconds", "Time of a request", ("route",))
+        self._waited = histogram("ttapca_queue_seconds", "Time of images in queue and pass")
         self._pass_seconds = histogram("ttapca_pass_seconds", "Time of a forward pass")
         counts = partial(histogram, buckets=COUNTS)
         self._pass_images = counts("ttapca_pass_images", "Images of a forward pass")
@@ -129,10 +122,6 @@ class Metrics(PoolObserver):
         ):
             Gauge(name, words, registry=self.registry).set_function(value)
 
-    def text(self) -> bytes:
-        """Return all series as Prometheus reads them."""
-        return generate_latest(self.registry)
-
     def finished(self, record: RequestRecord) -> None:
         """Count a request that was answered or refused."""
         method = record.method if record.method in METHODS else "other"
@@ -140,10 +129,6 @@ class Metrics(PoolObserver):
         self._seconds.labels(record.route).observe(record.seconds)
         if record.code is not None:
             self._refused.labels(record.code).inc()
-
-    def noticed(self, status: StreamStatus) -> None:
-        """Take note of a stream that was looked at or switched."""
-        self.streams.used(status.health.stream)
 
     def passed(self, images: int, streams: int, seconds: float) -> None:
         """Take note of a forward pass."""

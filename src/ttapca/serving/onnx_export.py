@@ -1,8 +1,4 @@
-"""Write an adapted network as an ONNX file, with the state of its streams as inputs and outputs.
-
-A runtime without this library then adapts: an output with a name that begins with `next.` goes in
-again as `state.`, with the next images of the same stream.
-"""
+"""Write an adapted network as an ONNX file, with the state of its streams as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -17,14 +13,20 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ttapca import __version__
 from ttapca._checks import Maybe, Whole, check_option
-from ttapca.errors import ExportError, OptionError, TtapcaError
+from ttapca.adaptation.adapter import Adapter
+from ttapca.adaptation.chain_passes import ChainPasses
+from ttapca.adaptation.surfaces import SpectralGains
+from ttapca.errors import ExportError, LayerOutputError, OptionError, TtapcaError
 from ttapca.fitting.fitted_filter import FittedFilter
+from ttapca.methods.wiener import Wiener
 from ttapca.serving.pool import image_shape
-from ttapca.serving.stateful_network import StatefulNetwork
+from ttapca.spectral.chain import ChainState
+from ttapca.spectral.stream_batch import StreamBatch
+from ttapca.spectral.stream_state import LayerMoments, Spectrum, StreamState, leaves
 from ttapca.support.disk import replace_file
 from ttapca.support.modules import evaluation_mode
 from ttapca.support.outputs import FindLogits
@@ -33,6 +35,8 @@ PACKAGES = ("onnx", "onnxscript")  # of the extra `onnx`; the rest of the librar
 OPSET = 18  # the oldest that torch writes without converting afterwards
 # Streams to trace with if any number will do: not 0 or 1, which torch takes for special cases.
 EXAMPLE = 2
+# Parts of a state that a runtime has no use for.
+UNUSED = ("outliers", "latest", "implausible", "alarm", "conditions", "spectra.0.leeway")
 # Before the names of the state's parts: of inputs, as in a file of a stream, and of outputs.
 BEFORE, AFTER = "state.", "next."
 
@@ -54,12 +58,10 @@ def export_onnx(
     shape (streams, 1), and the next state of each stream. All are float32. A new stream has a state
     of zeros; a stream with an image that is not finite keeps its state.
 
-    It answers as `ttapca.adapt(model, "wiener", filter=fitted, states=1)` answers single images: it
-    repairs pixels, filters, follows statistics and the order of classes, and does not tell
-    conditions apart. Parts of the state have the names that they have in the file of a stream, so
-    that streams go on in either (`ttapca.serving.with_tensors`); outputs begin with `next.` instead
-    of `state.`. A single number has the shape (streams, 1). The metadata say under `ttapca_state`
-    which output belongs to which input.
+    It answers as `ttapca.adapt(model, "wiener", filter=fitted, states=1)` answers single images.
+    Inputs have the names that parts of the state have in the file of a stream, so that streams go
+    on in either (`ttapca.serving.with_tensors`); outputs begin with `next.` instead of `state.`. A
+    single number has the shape (streams, 1). The metadata `ttapca_state` pair outputs with inputs.
 
     Args:
         model: On the CPU, in float32; it is left as it was.
@@ -73,13 +75,6 @@ def export_onnx(
 
     Returns:
         The shape of each part of a stream's state, by the name of the input.
-
-    Raises:
-        OptionError: An option makes no sense, or the model is not float32 on the CPU.
-        AttachError: The filter does not fit the model.
-        LayerOutputError: The model returns no logits, or does not call the filter's layer.
-        ExportError: The network cannot be written as ONNX.
-        ModuleNotFoundError: A package of the extra `onnx` is not installed.
 
     Example:
         >>> import tempfile, ttapca
@@ -106,7 +101,7 @@ def export_onnx(
         try:
             content = _written(network.eval(), shape, (streams, images), fitted.layer)
         finally:
-            network.detach()
+            network.adapter.detach()
     replace_file(Path(path), content)
     return {BEFORE + name: shape for name, shape in network.state.items()}
 
@@ -215,8 +210,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logger.setLevel(level)
@@ -241,3 +235,165 @@ def _remove_traces(graph: Any) -> None:
         for attribute in node.attribute:
             for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
                 _remove_traces(inner)
+
+
+# The network as one function --------------------------------------------------------------------
+
+
+class TracedBatch(StreamBatch):
+    """A batch with `each` images of all streams, whose states are tables with a row for each."""
+
+    traced = True
+
+    def __init__(
+        self, empty: StreamState, tables: dict[str, Tensor], streams: int, each: int, memory: float
+    ) -> None:
+        super().__init__([empty], empty, memory=memory, size=streams * each)
+        self._tables, self._streams, self._each = tables, streams, each
+        self.group_of = torch.arange(streams)[:, None].expand(-1, each).flatten()
+        self.chain: ChainState | None = None
+
+    @property
+    def group_count(self) -> int:
+        """See `StreamBatch`: here it is the number of streams."""
+        return self._streams
+
+    def group_of_each(self, length: int) -> Tensor | None:
+        """See `StreamBatch`."""
+        del length
+        return self.group_of
+
+    def summed(self, values: Tensor, *, adapted: bool = False) -> Tensor:
+        """See `StreamBatch`: all images count."""
+        del adapted
+        return values.reshape(self._streams, -1, values.shape[1]).sum(1)
+
+    def sizes(self, *, adapted: bool = False) -> Tensor:
+        """See `StreamBatch`."""
+        del adapted
+        return torch.ones_like(self._tables["spectra.0.samples"]) * self._each
+
+    def as_numbers(self, values: Tensor) -> Tensor:
+        """Return values as they are, in float32."""
+        return values
+
+    def counted_images(self) -> int:
+        """Return how many images each stream has."""
+        return self._each
+
+    def spectrum_before(self, number: int) -> Spectrum:
+        """See `StreamBatch`; images have the size of the fit."""
+        empty = self.empty.spectra[number]
+        own = self._under(f"spectra.{number}.")
+        own["leeway"] = empty.leeway.float().expand(self._streams, -1, -1)
+        return Spectrum(**own)
+
+    def layers_before(self) -> LayerMoments:
+        """See `StreamBatch`."""
+        return LayerMoments(**self._under("layers."))
+
+    def chains_before(self) -> ChainState:
+        """See `StreamBatch`."""
+        own: dict[str, Any] = self._under("chain.")
+        start = self.empty.chain
+        new = (own["place"] == 0)[:, None, None]
+        if start is not None:  # a new stream has zeros
+            own["joint"] = torch.where(new, torch.from_numpy(start.joint).float(), own["joint"])
+        return ChainState(**own)
+
+    def chains_after(self, after: ChainState) -> None:
+        """See `StreamBatch`."""
+        self.chain = after
+
+    def _under(self, prefix: str) -> dict[str, Tensor]:
+        own = {name: each for name, each in self._tables.items() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): each for name, each in own.items()}
+
+    def after(self) -> dict[str, Tensor]:
+        """Return the states of the streams after the batch, by the same names as before."""
+        found: dict[str, Any] = {}
+        for number in self.spectra:
+            found |= leaves(self._settled(number), f"spectra.{number}")
+        settled = None if self.settle_layers is None else self.settle_layers(self)
+        if settled is not None:
+            found |= leaves(settled[0], "layers")
+        if self.chain is not None:
+            found |= leaves(self.chain, "chain")
+        return {name: found.get(name, before) for name, before in self._tables.items()}
+
+
+class StatefulNetwork(nn.Module):
+    """Predicts images of some streams, given the state of each; `wiener` with one condition.
+
+    `state` has the shape of each part of a stream's state, by the names that files of streams have.
+    A single number has the shape (1,): some runtimes can begin no state without dimensions.
+    """
+
+    def __init__(
+        self, model: nn.Module, fitted: FittedFilter, *, logits: FindLogits | None = None
+    ) -> None:
+        super().__init__()
+        made = Wiener(fitted, states=1).assemble()
+        self.adapter = Adapter(
+            model,
+            made.surfaces,
+            made.predictor,
+            forgetting="online",
+            logits=logits,
+            memory=made.memory,
+        )
+        self._layer, self._start = fitted.layer, self.adapter.new_state()
+        self._stream = self.adapter.hub
+        for surface in made.surfaces:
+            if isinstance(surface, SpectralGains) and surface.closed_form is not None:
+                surface.closed_form.make_traceable()
+        predictor = self.adapter.predictor
+        self._predictor = predictor.traceable() if isinstance(predictor, ChainPasses) else predictor
+        shapes = {
+            name: tuple(each.shape[1:])
+            for name, each in leaves(self._start).items()
+            if not name.startswith(UNUSED)
+        }
+        self.state = {name: shape or (1,) for name, shape in shapes.items()}
+        self._numbers = [name for name, shape in shapes.items() if not shape]
+
+    def forward(self, images: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Return logits, shifts and the next state of images, (streams, images, *shape)."""
+        before = dict(zip(self.state, state, strict=True))
+        tables = before | {name: before[name].squeeze(1) for name in self._numbers}
+        streams, each = images.shape[:2]
+        batch = TracedBatch(self._start, tables, streams, int(each), self._stream.memory)
+
+        def run(_images: Tensor | None) -> Tensor:
+            found: Tensor = self.adapter.predictor.outputs(self.adapter.model(images.flatten(0, 1)))
+            return found
+
+        self._stream.batch = batch
+        try:
+            found, _ = self._predictor.predict_streams(run, batch)
+        finally:
+            self._stream.batch = None
+        if 0 not in batch.spectra:
+            raise LayerOutputError(
+                f"A model must call the layer of its filter, `{self._layer}`, in every pass; this "
+                "one has not."
+            )
+        if not isinstance(found, Tensor) or found.dim() != 2:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise LayerOutputError(
+                f"A model must return logits of shape (images, classes); found {shape}. Say where "
+                "they are with `logits=`."
+            )
+        logits = self.adapter.predictor.outputs.as_returned(found)
+        logits = logits.reshape(*images.shape[:2], -1)
+        after = batch.after()
+        after |= {name: after[name][:, None] for name in self._numbers}
+        sound = torch.isfinite(logits).flatten(1).all(1)  # (streams,)
+        for each_part in after.values():
+            sound = sound & torch.isfinite(each_part).flatten(1).all(1)
+        kept = {
+            name: torch.where(sound.view(-1, *[1] * len(shape)), after[name], before[name])
+            for name, shape in self.state.items()
+        }
+        # Exporters name outputs, and one value cannot have two names.
+        return logits, kept["spectra.0.shift"].clone(), *kept.values()

@@ -1,9 +1,4 @@
-"""`StreamPool`: many streams over one network, from many threads.
-
-One thread takes requests of different streams out of a `RequestQueue`, runs a pass for them and
-answers; so the requests of a stream are answered in order. The same thread switches, resets and
-restores streams between two passes. Another one writes changed records to disk now and then.
-"""
+"""`StreamPool`: one thread runs passes and changes streams between them, another one saves."""
 
 from __future__ import annotations
 
@@ -15,9 +10,9 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
-from typing import Self, TypeVar, get_args
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, suppress
+from typing import TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -36,12 +31,11 @@ from ttapca.errors import (
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.wiener import Wiener
 from ttapca.networks.evaluation import EvaluatedKind
-from ttapca.serving.answers import Answer, Mode, PoolObserver, StreamGlance, StreamStatus
-from ttapca.serving.batched_network import BatchedNetwork, Pixels, StreamPrediction
+from ttapca.serving.batched_network import BatchedNetwork, Pixels
 from ttapca.serving.limits import PoolLimits
-from ttapca.serving.request_queue import Request, RequestQueue
+from ttapca.serving.request_queue import Answer, Request, RequestQueue
 from ttapca.serving.stream_cache import Admission, StreamCache
-from ttapca.serving.stream_record import StreamRecord, check_name
+from ttapca.serving.stream_record import Mode, StreamGlance, StreamRecord, StreamStatus, check_name
 from ttapca.serving.stream_store import StreamStore
 from ttapca.spectral.constants import CONSTANTS
 from ttapca.support.outputs import FindLogits
@@ -50,7 +44,20 @@ LOGGER = logging.getLogger("ttapca.serving")
 Found = TypeVar("Found")
 
 
-class StreamPool:
+class PoolObserver:
+    """Hears of the work of a pool, in the thread that does it; by default it does nothing.
+
+    If it raises an `Exception`, the pool gives a `CallbackWarning` and goes on.
+    """
+
+    def passed(self, images: int, streams: int, seconds: float) -> None:
+        """Take note of a forward pass."""
+
+    def answered(self, answer: Answer, waited: float) -> None:
+        """Take note of an answer before it is given, and of the seconds since its images came."""
+
+
+class StreamPool(AbstractContextManager["StreamPool"]):
     """Predicts and adapts for many streams; any thread may call it.
 
     A stream has one of three modes. `on` answers with the adapted network. `shadow` answers with
@@ -66,17 +73,10 @@ class StreamPool:
         save_every: Seconds after which changed streams are written to the store.
         observer: Hears of passes, answers and refusals.
         logits: Finds the logits in the output of the model, if that is more than one tensor.
-        outputs: Their meaning: `multiclass`, `binary` (one logit) or `multilabel`. By default one
-            logit is `binary`, and more are `multiclass`.
-        states, outliers, order: As for `ttapca.methods.Wiener`. `order="shuffled"` if the order in
-            which images come means nothing.
+        outputs: `multiclass`, `binary` or `multilabel`; one logit is `binary` by default.
+        states, outliers, order: As for `ttapca.methods.Wiener`.
         input_shape: Shape of one image, for a filter that does not act on the images themselves, or
             if images have another size than those of the fit.
-
-    Raises:
-        OptionError: An option makes no sense.
-        AttachError: The filter does not fit the model.
-        SavedStreamError: The store keeps streams of another network or filter.
 
     Example:
         >>> import ttapca
@@ -145,37 +145,21 @@ class StreamPool:
         Args:
             stream: Its name; a new name begins a new stream.
             images: As the model takes them, finite, shape (images, *input_shape).
-            admit: Is called with the names of all streams before a new one begins. It refuses the
-                stream by raising an error.
-
-        Raises:
-            StreamNameError, InputTypeError, ShapeError, NonFiniteError: An argument is wrong.
-            PoolFullError: Too many images wait.
-            TooManyStreamsError: The stream is new, and there are too many.
-            PoolClosedError: The pool was closed.
+            admit: Called with all names before a new stream begins; an error of it refuses that.
         """
-        try:
-            check_name(stream)
-            self._check_images(images)
-            came = time.perf_counter()
-            with self._news:
-                self._check_open()
-                self._queue.check_room(len(images))
-                reservation = self._streams.reserve(stream, admit)
-                request = Request(reservation, images.detach(), Future(), came)
-                self._queue.put(request)
-        except TtapcaError as error:
-            self._tell(self._observer.refused, type(error).__name__)
-            raise
+        check_name(stream)
+        self._check_images(images)
+        came = time.perf_counter()
+        with self._news:
+            self._check_open()
+            self._queue.check_room(len(images))
+            request = Request(stream, images.detach(), Future(), came)
+            self._streams.reserve(stream, request, admit)
+            self._queue.put(request)
         return request.answer
 
     def predict(self, stream: str, images: Tensor, timeout: float | None = None) -> Answer:
-        """Ask for predictions, and wait for them; see `submit`.
-
-        Raises:
-            TimeoutError: There is no answer after `timeout` seconds. The request is given up,
-                unless its pass has begun.
-        """
+        """Ask as `submit` does, and wait; after `timeout` seconds raise `TimeoutError`."""
         asked = self.submit(stream, images)
         try:
             return asked.result(timeout)
@@ -188,10 +172,7 @@ class StreamPool:
         self._streams.check_admission(stream, admit)
 
     def warm_up(self) -> None:
-        """Calibrate for every number of images that a stream can have shown: about a second.
-
-        Without this, each new number takes ten milliseconds when it first comes up.
-        """
+        """Calibrate for every number of images that a stream can have: it takes about a second."""
         self._network.warm_up(self.limits.max_images)
 
     def _check_open(self) -> None:
@@ -231,32 +212,22 @@ class StreamPool:
     def set_mode(self, stream: str, mode: Mode, *, admit: Admission | None = None) -> StreamStatus:
         """Switch a stream; a new name begins a new stream, as in `submit`."""
         check_option("mode", mode, OneOf(get_args(Mode)))
-
-        def switched() -> StreamRecord:
-            return dataclasses.replace(self._streams.known(stream), mode=mode)
-
-        return self._change(stream, switched, new=True, admit=admit)
+        get = self._streams.get
+        return self._change(stream, lambda: dataclasses.replace(get(stream), mode=mode), admit)
 
     def reset(self, stream: str) -> StreamStatus:
         """Let a stream begin anew, in the mode that it has."""
-
-        def anew() -> StreamRecord:
-            return self._network.new_record(self._streams.known(stream).mode)
-
-        return self._change(stream, anew)
+        network, known = self._network, self._streams.known
+        return self._change(stream, lambda: network.new_record(known(stream).mode))
 
     def restore(self, stream: str, data: bytes, *, admit: Admission | None = None) -> StreamStatus:
-        """Let a stream go on, bit for bit, where one was when `dump` was called; see `submit`.
-
-        Raises:
-            SavedStreamError: The bytes are something else, or of another network or filter.
-        """
+        """Let a stream go on, bit for bit, where one was when `dump` was called; see `submit`."""
         record = self._streams.parse(data)
-        return self._change(stream, lambda: record, new=True, admit=admit)
+        return self._change(stream, lambda: record, admit)
 
     def dump(self, stream: str) -> bytes:
         """Return all of a stream, for `restore`, as a safetensors file; raises as `status`."""
-        return self._streams.dump(stream)
+        return self._streams.known(stream).to_bytes(self._network.kind)
 
     def drop(self, stream: str) -> None:
         """Forget a stream, also on disk; raises as `status`."""
@@ -264,31 +235,18 @@ class StreamPool:
         self._between_passes(lambda: self._streams.drop(stream))
 
     def pictures(self, stream: str) -> tuple[Pixels, Pixels] | None:
-        """Return the last image of a stream before and after the filter, if it is a picture.
-
-        Both are uint8, (height, width, 3).
-        """
+        """Return the last image before and after the filter, uint8 (height, width, 3), if known."""
         last = self._streams.last_image(stream)
         return None if last is None else last.pictures()
 
     def _change(
-        self,
-        name: str,
-        make: Callable[[], StreamRecord],
-        *,
-        new: bool = False,
-        admit: Admission | None = None,
+        self, name: str, make: Callable[[], StreamRecord], admit: Admission | None = None
     ) -> StreamStatus:
         """Replace the record of a stream, or begin a new one, between two passes."""
 
         def work() -> StreamStatus:
-            reservation = self._streams.reserve(name, admit) if new else None
-            try:
-                record = make()
-            except BaseException:
-                if reservation is not None:
-                    self._streams.release(reservation)
-                raise
+            record = make()
+            self._streams.reserve(name, record, admit)
             self._streams.put(name, record)
             return self._network.status(name, record)
 
@@ -323,17 +281,17 @@ class StreamPool:
 
     def _try_to_save(self) -> None:
         """Save, and go on after an error: a full disk may have room again later."""
-        failed = False
+        before = self._unsaved
         try:
             self.save()
         except TtapcaError as error:
-            failed = True
-            self._tell(self._observer.refused, type(error).__name__)
-            if not self._unsaved:  # once, not at every attempt
+            self._unsaved = True
+            if not before:  # once, not at every attempt
                 LOGGER.error("streams stay in memory, as they cannot be saved: %s", error)
-        if self._unsaved and not failed:
-            LOGGER.info("streams are saved again")
-        self._unsaved = failed
+        else:
+            self._unsaved = False
+            if before:
+                LOGGER.info("streams are saved again")
 
     # Passes ----------------------------------------------------------------------------------
 
@@ -363,7 +321,7 @@ class StreamPool:
                     return
                 chosen, cancelled = self._queue.take() if self._queue else ([], [])
             for request in cancelled:
-                self._streams.release(request.reservation)
+                self._streams.release(request.stream, request)
             for control in controls:
                 control()
             if chosen:
@@ -375,37 +333,24 @@ class StreamPool:
         try:
             begun = time.perf_counter()
             predictions = self._network.predict(
-                [(self._streams.get(each.stream), each.images) for each in requests]
+                [(each.stream, self._streams.get(each.stream), each.images) for each in requests]
             )
         except BaseException as error:
             if len(requests) > 1:
                 for each in requests:
                     self._answer([each])
             else:  # a stream that would have begun has not
-                self._streams.release(requests[0].reservation)
-                _settle(requests[0].answer, error)
+                self._streams.release(requests[0].stream, requests[0])
+                requests[0].answer.set_exception(error)
             return
         seconds = time.perf_counter() - begun
         images = sum(len(each.images) for each in requests)
         self._tell(self._observer.passed, images, len(requests), seconds)
-        for request, prediction in zip(requests, predictions, strict=True):
-            self._finish(request, prediction)
-
-    def _finish(self, request: Request, prediction: StreamPrediction) -> None:
-        """Keep the record of a stream after a pass, and answer its request."""
-        name, record = request.stream, prediction.record
-        self._streams.put(name, record, prediction.first)
-        answer = Answer(
-            logits=prediction.logits,
-            outputs=self._network.outputs,
-            adapted=prediction.adapted,
-            differ=prediction.differ,
-            glance=record.glance(name),
-            _status=lambda: self._network.status(name, record),
-        )
-        # The observer first: a caller who has an answer finds it counted.
-        self._tell(self._observer.answered, answer, time.perf_counter() - request.came)
-        _settle(request.answer, answer)
+        for request, (record, answer, image) in zip(requests, predictions, strict=True):
+            self._streams.put(request.stream, record, image)
+            # The observer first: a caller who has an answer finds it counted.
+            self._tell(self._observer.answered, answer, time.perf_counter() - request.came)
+            request.answer.set_result(answer)
 
     def _tell(self, notice: Callable[..., None], *facts: object) -> None:
         """Tell the observer; the threads of the pool outlive an error in it."""
@@ -420,11 +365,7 @@ class StreamPool:
                 )
 
     def close(self) -> None:
-        """Take no more requests, answer those that wait, free the model, and save all streams.
-
-        Raises:
-            StorageError: The streams could not be saved; a second call tries it again.
-        """
+        """Take no more requests, answer those that wait, free the model, and save all streams."""
         with self._news:
             self._queue.closing = True
             self._news.notify_all()
@@ -434,10 +375,6 @@ class StreamPool:
             self._saver.join()
         self._network.detach()
         self.save()
-
-    def __enter__(self) -> Self:
-        """Close the pool at the end of a `with` block."""
-        return self
 
     def __exit__(self, *exception: object) -> None:
         """Close the pool."""
@@ -452,12 +389,3 @@ def image_shape(fitted: FittedFilter) -> tuple[int, ...]:
             "was fitted by an older ttapca. Say what shape an image has with `input_shape=`."
         )
     return fitted.shape
-
-
-def _settle(future: Future[Answer], outcome: Answer | BaseException) -> None:
-    """Give an answer or an error to the caller; a caller who has gone needs none."""
-    with suppress(InvalidStateError):
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)

@@ -1,46 +1,88 @@
-"""Requests that wait for a pass of the network, and the choice of the requests of the next pass."""
+"""Requests and their answers, and the choice of the requests of the next pass."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
 from ttapca.errors import PoolFullError
-from ttapca.serving.answers import Answer
 from ttapca.serving.limits import PoolLimits
-from ttapca.serving.stream_cache import Reservation
+from ttapca.serving.stream_record import Mode, StreamGlance, StreamStatus
+from ttapca.support.outputs import OutputKind
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The answer to one request.
+
+    Attributes:
+        logits: A row for each image, as the network returns them; those of the untouched network
+            unless the mode is `on`.
+        outputs: Their meaning: `multiclass`, `binary` or `multilabel`.
+        adapted: Whether a filter changed the images that are answered for.
+        differ: In shadow, how many images have another class when adapted; None in other modes, and
+            if the adapted network has no finite numbers: then the request is skipped.
+        glance: How the stream is after this request, in short.
+    """
+
+    logits: Tensor
+    outputs: OutputKind
+    adapted: bool
+    differ: int | None
+    glance: StreamGlance
+    _status: Callable[[], StreamStatus] = field(repr=False)
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream."""
+        return self.glance.stream
+
+    @property
+    def mode(self) -> Mode:
+        """The mode of the stream."""
+        return self.glance.mode
+
+    @property
+    def shift(self) -> float:
+        """How surely the stream has shifted by now, from 0 to 1."""
+        return self.glance.shift
+
+    @property
+    def shifted(self) -> bool:
+        """Whether the alarm of the stream is on."""
+        return self.glance.shifted
+
+    @cached_property
+    def status(self) -> StreamStatus:
+        """The status of the stream after this request; computed when it is asked for."""
+        return self._status()
 
 
 @dataclass(eq=False)
 class Request:
     """Images that wait for their answer, as the model takes them."""
 
-    reservation: Reservation
+    stream: str  # its name
     images: Tensor
     answer: Future[Answer]
     came: float  # by `time.perf_counter`
 
-    @property
-    def stream(self) -> str:
-        """The name of the stream."""
-        return self.reservation.stream
-
 
 class RequestQueue:
-    """Hands out requests in order, those of different streams together.
-
-    `news` is notified of a new request. Callers of all methods hold its lock.
-    """
+    """Hands out requests in order, those of different streams together."""
 
     def __init__(self, limits: PoolLimits, news: threading.Condition) -> None:
         self.images = 0  # that wait
         self.closing = False  # no more requests come, so that none waits for others
-        self._limits, self._news = limits, news
+        self._limits = limits
+        self._news = news  # hears of new requests; callers of all methods hold its lock
         self._requests: deque[Request] = deque()
         self._lately = 1  # streams in a pass
 

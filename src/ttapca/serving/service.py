@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ttapca.datasets.pictures import PictureSize
-    from ttapca.serving.answers import Answer
     from ttapca.serving.pool import StreamPool
+    from ttapca.serving.request_queue import Answer
 
-Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 LONGEST_LENGTH = 18  # digits of a Content-Length
@@ -33,21 +32,16 @@ DECODERS = 4  # threads: each holds one decoded picture of at most `max_pixels`
 
 @dataclass(frozen=True)
 class ServiceFacts:
-    """Facts for `/v1/info`, and whether streams outlive the process."""
+    """Facts for `/v1/info`."""
 
     model: str
     filter: str  # in words
     classes: tuple[str, ...] = ()  # empty if they have no names
     bands: tuple[tuple[int, int], ...] = ()  # first and last component, counting from 1
-    saves: bool = False
 
 
 class Service:
-    """A pool with the rules of a service: tokens, limits, decoding and measurements.
-
-    The owner of the pool closes it. `draining` says that new requests are refused, because the
-    service is about to end; `running` is the number of requests that are worked on.
-    """
+    """A pool, which its owner closes, with tokens, limits, decoding and measurements."""
 
     def __init__(
         self,
@@ -65,8 +59,8 @@ class Service:
         self.metrics = metrics or Metrics(facts.model)
         self.metrics.watch(pool)
         self.decoder = ImageDecoder(tuple(pool.input_shape), self.limits, size)
-        self.draining = False
-        self.running = 0
+        self.draining = False  # whether new requests are refused, because the service will end
+        self.running = 0  # requests that are worked on
         self._held = 0  # bytes of bodies
         self._rates = {
             token.name: RequestRate(token.requests_per_second)
@@ -81,8 +75,8 @@ class Service:
 
     def admit(self, request: Request, *rights: Right) -> Token:
         """Return the token of a request, which must have some rights, and count the request."""
-        token = self._shown(request) if self.tokens else ANYBODY
-        request.state.record.token = token.name if self.tokens else None
+        token = self._shown(request) if self.tokens.all else ANYBODY
+        request.state.record.token = token.name if self.tokens.all else None
         if not token.rights.issuperset(rights):
             raise HttpError(
                 "right_missing",
@@ -185,15 +179,10 @@ class Service:
                 raise
             return await asyncio.wrap_future(future)
 
-    async def in_thread(
-        self,
-        function: Callable[Parameters, Result],
-        *arguments: Parameters.args,
-        **named: Parameters.kwargs,
-    ) -> Result:
-        """Call a function of the pool, which may read the disk or wait for a pass."""
+    async def in_thread(self, work: Callable[[], Result]) -> Result:
+        """Do work of the pool, which may read the disk or wait for a pass."""
         async with self._in_time():
-            return await asyncio.to_thread(function, *arguments, **named)
+            return await asyncio.to_thread(work)
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
@@ -216,5 +205,4 @@ def _give_up(decoding: Future[Future[Answer]]) -> None:
 
 def service_of(request: Request) -> Service:
     """Return the service that a request is for."""
-    service: Service = request.app.state.service
-    return service
+    return cast(Service, request.app.state.service)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from ttapca.errors import (
@@ -24,13 +23,6 @@ Admission: TypeAlias = Callable[[Collection[str]], None]
 EVICTED = 0.1  # share of the streams in memory that is evicted at once
 IMAGES = 32  # streams whose last image is kept to be shown
 LOOKED_AT = 20  # streams on disk that are read before a store is taken for one of another kind
-
-
-@dataclass(frozen=True, eq=False)
-class Reservation:
-    """Makes a stream known for one request, which may begin it."""
-
-    stream: str
 
 
 class StreamCache:
@@ -52,8 +44,8 @@ class StreamCache:
         self._memory = 0  # their sum
         self._changed: set[str] = set()  # since they were written to the store
         self._images: OrderedDict[str, FilteredImage] = OrderedDict()  # the last used is the last
-        # Of streams without a record: they are known as long as one of their reservations is.
-        self._reservations: dict[str, set[Reservation]] = {}
+        # Requests for streams without a record, which are known as long as one of these may come.
+        self._reservations: dict[str, set[object]] = {}
         self._known = set(() if store is None else store.names())
         self._shifted = set(() if store is None else store.shifted())
         if store is not None and self._known:
@@ -83,11 +75,8 @@ class StreamCache:
                 return sorted(self._known)
             return sorted(self._shifted if shifted else self._known - self._shifted)
 
-    def reserve(self, name: str, admit: Admission | None = None) -> Reservation:
-        """Make a stream known, or raise `TooManyStreamsError`; call `put` or `release` then.
-
-        `admit` may refuse a new stream by an error of its own.
-        """
+    def reserve(self, name: str, request: object, admit: Admission | None = None) -> None:
+        """Make a stream known for a request, or raise; call `put` or `release` then."""
         most = self._limits.max_streams
         if self._store is None:
             most = min(most, self._limits.max_resident)
@@ -98,17 +87,15 @@ class StreamCache:
                     f"There may be at most {most:,} streams, and there are; `{name}` would be one "
                     "more. Drop some that are over."
                 )
-            if new and self._store is None and self._is_full():
+            if new and self._store is None and self._memory >= self._limits.max_memory:
                 raise TooManyStreamsError(
                     f"All streams may take {self._limits.max_memory:,} bytes, and they do; "
                     f"`{name}` would be one more. Drop some, or keep them in a `StreamStore`."
                 )
             self.check_admission(name, admit)
-            reservation = Reservation(name)
             if new or name in self._reservations:
-                self._reservations.setdefault(name, set()).add(reservation)
+                self._reservations.setdefault(name, set()).add(request)
             self._known.add(name)
-            return reservation
 
     def check_admission(self, name: str, admit: Admission | None) -> None:
         """Raise the error with which `admit` refuses the stream, if it is new."""
@@ -116,13 +103,12 @@ class StreamCache:
             if name not in self._known and admit is not None:
                 admit(self._known)
 
-    def release(self, reservation: Reservation) -> None:
-        """Give up a reservation; a stream that has neither a record nor another one is unknown."""
-        name = reservation.stream
+    def release(self, name: str, request: object) -> None:
+        """Give up a request; a stream that has neither a record nor another one is unknown."""
         with self._lock:
             others = self._reservations.get(name, set())
-            if reservation in others:
-                others.remove(reservation)
+            if request in others:
+                others.remove(request)
                 if not others:
                     del self._reservations[name]
                     self._known.discard(name)
@@ -162,10 +148,6 @@ class StreamCache:
         """Return the record in a file, or raise `SavedStreamError`."""
         return read_record(data, self._kind, self._new_record())
 
-    def dump(self, name: str) -> bytes:
-        """Return the record of a stream that is known, as a safetensors file."""
-        return self.known(name).to_bytes(self._kind)
-
     def put(self, name: str, record: StreamRecord, image: FilteredImage | None = None) -> None:
         """Replace record and last image of a stream, unless it was dropped meanwhile."""
         with self._lock:
@@ -195,9 +177,6 @@ class StreamCache:
         self._records.pop(name, None)
         self._memory -= self._sizes.pop(name, 0)
 
-    def _is_full(self) -> bool:
-        return self._memory >= self._limits.max_memory
-
     def drop(self, name: str) -> None:
         """Forget a stream that is known, also on disk."""
         with self._saving, self._lock:
@@ -211,13 +190,10 @@ class StreamCache:
             self._images.pop(name, None)
 
     def make_room(self, coming: int, save: Callable[[], None]) -> None:
-        """Evict the streams that were not used for longest, if `coming` more would be too many.
-
-        `save` saves and survives errors: an unsaved record stays in memory.
-        """
+        """Evict the streams that were not used for longest, if `coming` more would be too many."""
         most = self._limits.max_resident
-        fits = len(self._records) + coming <= most and not self._is_full()
-        if self._store is None or fits:
+        full = len(self._records) + coming > most or self._memory >= self._limits.max_memory
+        if self._store is None or not full:
             return
         keep = max(0, int(most * (1 - EVICTED)) - coming)
         memory = self._limits.max_memory * (1 - EVICTED)
@@ -229,7 +205,7 @@ class StreamCache:
                     break
                 idle.append(name)
                 left, used = left - 1, used - self._sizes[name]
-        save()
+        save()  # without raising: an unsaved record stays in memory
         # While another thread saves, its records count as unchanged and are not on disk yet.
         with self._saving, self._lock:
             for name in idle:

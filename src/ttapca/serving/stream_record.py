@@ -1,22 +1,19 @@
-"""The record that a pool keeps of one stream, and its file.
-
-A record is never written into, so every reader sees a whole one, and a pass that fails leaves no
-mark.
-"""
+"""The record that a pool keeps of one stream, its file, and the status that is told of it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, get_args
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
 
 from ttapca._checks import Maybe, Number, OneOf, Record, Rule, Whole, conform, shown
+from ttapca.adaptation.health import Health
 from ttapca.errors import SavedStreamError, StreamNameError
-from ttapca.serving.answers import Mode, StreamGlance
 from ttapca.spectral.state_files import SavedStream, read_saved
 from ttapca.spectral.stream_state import StreamState
 
+Mode = Literal["off", "shadow", "on"]
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]*"  # so that a name is never a path, nor needs an escape
 LONGEST_NAME = 100  # letters
 
@@ -34,9 +31,64 @@ def check_name(name: object, longest: int = LONGEST_NAME) -> None:
         )
 
 
+@dataclass(frozen=True)
+class StreamStatus:
+    """How a stream is, and how its requests were answered.
+
+    Attributes:
+        health: Of its images.
+        mode: Whether its images are adapted to.
+        gains: Scale of each band of components in the mode `on`, as in `health.bands`.
+        requests: How many requests were answered.
+        adapted_share: Share of all images that were answered with a filter that changed them.
+        disagreement: Share of images in shadow with another class when adapted; None before any.
+        shifted_since: When the present shift began, in seconds since 1970; None without.
+        last_seen: When its last images came; None before any.
+    """
+
+    health: Health
+    mode: Mode
+    gains: tuple[float, ...]
+    requests: int
+    adapted_share: float
+    disagreement: float | None
+    shifted_since: float | None
+    last_seen: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return numbers, text, lists and dicts, as JSON and logs want them."""
+        return {**asdict(self), "health": self.health.to_dict(), "gains": list(self.gains)}
+
+
+@dataclass(frozen=True)
+class StreamGlance:
+    """The part of a stream's status that takes no computing, for answers and for long lists.
+
+    Attributes:
+        stream: Its name.
+        images: How many came.
+        skipped: How many requests changed nothing, since their numbers were not finite.
+        shift: How surely it has shifted, from 0 to 1.
+        shifted: Whether its alarm is on.
+        mode, requests, adapted_share, disagreement, shifted_since, last_seen: See `StreamStatus`.
+    """
+
+    stream: str
+    mode: Mode
+    images: int
+    requests: int
+    skipped: int
+    shift: float
+    shifted: bool
+    adapted_share: float
+    disagreement: float | None
+    shifted_since: float | None
+    last_seen: float | None
+
+
 @dataclass(frozen=True, eq=False)
 class StreamRecord:
-    """The state of one stream, as adapters have it, and counts of its requests."""
+    """The state of one stream, and counts of its requests; a pass makes a new record."""
 
     state: StreamState
     mode: Mode = "on"
@@ -54,25 +106,27 @@ class StreamRecord:
         """Whether the alarm is on."""
         return self.state.alarm.shifted
 
-    @property
-    def adapted_share(self) -> float:
-        """Share of all images that were answered with a filter that changed them."""
-        return self.adapted / max(1, self.images)
-
-    @property
-    def disagreement(self) -> float | None:
-        """Share of images in shadow that have another class when adapted; None before any."""
-        return self.differed / self.shadowed if self.shadowed else None
-
-    @property
-    def shift(self) -> float:
-        """How surely the condition of its last image is a shift, from 0 to 1."""
-        return float(self.state.spectra[0].shift[self.state.latest])
-
     def glance(self, name: str) -> StreamGlance:
         """Return the status of the stream of this name that takes no computing."""
-        facts = {each.name: getattr(self, each.name) for each in fields(StreamGlance)[1:]}
-        return StreamGlance(name, **facts)
+        return StreamGlance(
+            stream=name,
+            images=self.images,
+            skipped=self.skipped,
+            shift=float(self.state.spectra[0].shift[self.state.latest]),  # of its last image
+            shifted=self.shifted,
+            **self.counts(),
+        )
+
+    def counts(self) -> dict[str, Any]:
+        """Return what `StreamStatus` and `StreamGlance` both tell."""
+        return {
+            "mode": self.mode,
+            "requests": self.requests,
+            "adapted_share": self.adapted / max(1, self.images),
+            "disagreement": self.differed / self.shadowed if self.shadowed else None,
+            "shifted_since": self.shifted_since,
+            "last_seen": self.last_seen,
+        }
 
     def to_bytes(self, kind: str) -> bytes:
         """Return a file of `ttapca.spectral.state_files` for pools and adapters of this kind."""
@@ -88,10 +142,7 @@ FACTS: dict[str, Rule] = dict.fromkeys([f.name for f in fields(StreamRecord)[1:]
 
 
 def read_record(data: bytes, kind: str, like: StreamRecord) -> StreamRecord:
-    """Return the record that `StreamRecord.to_bytes` wrote, or one for a stream of an adapter.
-
-    All of the data, which may come from a client, is checked. `like` is a new record of the pool.
-    """
+    """Return the record in a file of a pool or an adapter, of the kind of a new record `like`."""
     saved = read_saved(data, kind, like.state, "The file")
     if saved.state is None:
         raise SavedStreamError("The file is no saved stream: they hold no state.")

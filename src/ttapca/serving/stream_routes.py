@@ -1,7 +1,4 @@
-"""The routes of streams: predict, look, switch, reset, save, load, delete.
-
-Work of the pool is done in other threads: it may read the disk, or wait for a pass.
-"""
+"""The routes of streams: predict, look, switch, reset, read, load, delete."""
 
 from __future__ import annotations
 
@@ -15,12 +12,10 @@ from starlette.responses import Response
 from ttapca._checks import OneOf, Record, conform
 from ttapca.errors import DamagedStreamError, UnknownStreamError
 from ttapca.serving import api_models as api
-from ttapca.serving.answers import Mode, StreamStatus
-from ttapca.serving.api_models import BYTES, PNG, WITH_BODY, file_answer, refusals
-from ttapca.serving.decoding import JSON
+from ttapca.serving.api_models import BINARY, BYTES, JSON, WITH_BODY, refusals
 from ttapca.serving.http_errors import HttpError
 from ttapca.serving.service import Service, service_of
-from ttapca.serving.stream_record import LONGEST_NAME, NAME_PATTERN
+from ttapca.serving.stream_record import LONGEST_NAME, NAME_PATTERN, Mode, StreamStatus
 from ttapca.serving.tokens import Right, Token
 from ttapca.support.parsing import parse_json
 
@@ -28,25 +23,15 @@ CHANGE = Record({"mode": OneOf(get_args(Mode))})
 MOST_LISTED = 500
 
 # For clients to read; names are checked with the token, whose name is a part of them.
-_NAME: dict[str, Any] = {
-    "pattern": f"^{NAME_PATTERN}$",
-    "minLength": 1,
-    "maxLength": LONGEST_NAME,
-}
-StreamName = Annotated[
-    str, Query(description="Of the images.", examples=["camera-7"], json_schema_extra=_NAME)
-]
-Name = Annotated[
-    str, Path(description="The stream.", examples=["camera-7"], json_schema_extra=_NAME)
-]
+_NAME: dict[str, Any] = {"pattern": f"^{NAME_PATTERN}$", "minLength": 1, "maxLength": LONGEST_NAME}
+_STREAM: dict[str, Any] = {"description": "The stream.", "examples": ["camera-7"]}
+StreamName = Annotated[str, Query(**_STREAM, json_schema_extra=_NAME)]
+Name = Annotated[str, Path(**_STREAM, json_schema_extra=_NAME)]
 Offset = Annotated[int, Query(ge=0, le=10**9, description="How many streams to leave out.")]
 Limit = Annotated[int, Query(ge=1, le=MOST_LISTED, description="How many to list at most.")]
 Brief = Annotated[bool, Query(description="Whether to tell only what costs nothing.")]
 Shifted = Annotated[
     bool | None, Query(description="Only streams whose alarm is on, or only those whose is off.")
-]
-Full = Annotated[
-    bool, Query(description="Whether to tell all about the stream, as `GET /v1/streams/NAME` does.")
 ]
 
 router = APIRouter(prefix="/v1")
@@ -59,14 +44,13 @@ STREAM = "/streams/{name}"
     responses=refusals(409, 415, *WITH_BODY),
     openapi_extra=api.IMAGES_BODY,
 )
-async def predict(request: Request, stream: StreamName, full: Full = False) -> Response:
+async def predict(request: Request, stream: StreamName) -> Response:
     """Predict the classes of images, adapt to their stream, and tell how it is.
 
     Images are PNG or JPEG files as a form (`curl --form images=@a.png`) or a single one as it is;
-    an array of numpy, uint8 by (images, height, width, channels) or floating point from 0 to 1 by
-    (images, channels, height, width); or the same as lists in JSON, with `scale` 255 for whole
-    numbers from 0 to 255. Pictures of another size are resized, with their proportions kept, and
-    cut to their centre.
+    or an array of numpy, uint8 by (images, height, width, channels) or floating point from 0 to 1
+    by (images, channels, height, width). Pictures of another size are resized, with their
+    proportions kept, and cut to their centre.
     """
     service, token, name = _named(request, stream, "predict")
     kind = request.headers.get("content-type", "")
@@ -74,10 +58,8 @@ async def predict(request: Request, stream: StreamName, full: Full = False) -> R
         service.pool.check_admission(name, token.check_quota)
         answer = await service.answer(token, name, kind, body)
     request.state.record.images = len(answer.logits)
-    facts = partial(api.answer_facts, answer, token, service.facts.classes)
-    if not full:
-        return _json(api.json_bytes(facts()))  # takes less time than another thread would
-    return _json(await service.in_thread(lambda: api.json_bytes(facts(full=True))))
+    facts = api.answer_facts(answer, token, service.facts.classes)
+    return _json(api.json_bytes(facts))  # takes less time than another thread would
 
 
 @router.get("/streams", response_model=api.StreamList, responses=refusals())
@@ -130,8 +112,9 @@ async def switch(request: Request, name: Name) -> Response:
     service, token, full = _named(request, name, "control")
     async with service.body(request) as body:
         service.pool.check_admission(full, token.check_quota)
-        change = parse_json(body, "The body", _bad_body)
-        conform(change, CHANGE, "The body", _bad_body)
+        bad_body = partial(HttpError, "bad_body")
+        change = parse_json(body, "The body", bad_body)
+        conform(change, CHANGE, "The body", bad_body)
     work = partial(service.pool.set_mode, full, change["mode"], admit=token.check_quota)
     return await _told(service, token, work)
 
@@ -140,7 +123,7 @@ async def switch(request: Request, name: Name) -> Response:
 async def drop(request: Request, name: Name) -> Response:
     """Forget a stream, also on disk; images of that name begin a new one."""
     service, _, full = _named(request, name, "control")
-    await service.in_thread(service.pool.drop, full)
+    await service.in_thread(partial(service.pool.drop, full))
     return Response(status_code=204)
 
 
@@ -151,30 +134,15 @@ async def reset(request: Request, name: Name) -> Response:
     return await _told(service, token, partial(service.pool.reset, full))
 
 
-@router.post(f"{STREAM}/save", response_model=StreamStatus, responses=refusals(404, 409))
-async def save(request: Request, name: Name) -> Response:
-    """Write all changes to disk now, instead of in a few seconds."""
-    service, token, full = _named(request, name, "control")
-    if not service.facts.saves:
-        raise HttpError(
-            "no_store",
-            "Streams are kept in the file that the service was started with; this one was "
-            "started without. Start it with --state FILE, or read the stream's `state`.",
-        )
-
-    def work() -> StreamStatus:
-        status = service.pool.status(full)  # an unknown stream is refused, not ignored
-        service.pool.save()
-        return status
-
-    return await _told(service, token, work)
-
-
-@router.get(f"{STREAM}/state", response_class=Response, responses=file_answer(BYTES, 404, 409))
+@router.get(
+    f"{STREAM}/state",
+    response_class=Response,
+    responses={200: {"content": {BYTES: BINARY}}, **refusals(404, 409)},
+)
 async def read_state(request: Request, name: Name) -> Response:
     """Read a stream as safetensors; the same bytes load it again, bit for bit."""
     service, _, full = _named(request, name, "read")
-    content = await service.in_thread(service.pool.dump, full)
+    content = await service.in_thread(partial(service.pool.dump, full))
     return Response(content, media_type=BYTES)
 
 
@@ -194,45 +162,16 @@ async def load_state(request: Request, name: Name) -> Response:
 
 
 @router.get(f"{STREAM}/pictures", response_model=api.Pictures, responses=refusals(404))
-async def both_pictures(request: Request, name: Name) -> Response:
+async def pictures(request: Request, name: Name) -> Response:
     """Show the last image before and after the filter: for a page, whose images send no token."""
-    service, _, full = _named(request, name, "read")
-    return _json(
-        await service.in_thread(
-            lambda: api.json_bytes(api.picture_urls(service.pool.pictures(full)))
-        )
-    )
-
-
-@router.get(
-    f"{STREAM}/pictures/before.png", response_class=Response, responses=file_answer(PNG, 404)
-)
-async def picture_before(request: Request, name: Name) -> Response:
-    """Show the last image of a stream as it came, in the network's size."""
-    return await _picture(request, name, 0)
-
-
-@router.get(
-    f"{STREAM}/pictures/after.png", response_class=Response, responses=file_answer(PNG, 404)
-)
-async def picture_after(request: Request, name: Name) -> Response:
-    """Show the last image of a stream as the filter leaves it."""
-    return await _picture(request, name, 1)
-
-
-async def _picture(request: Request, name: str, place: int) -> Response:
     service, _, full = _named(request, name, "read")
 
     def work() -> bytes:
-        pictures = service.pool.pictures(full)
-        if pictures is None:
-            raise HttpError(
-                "no_picture",
-                "A stream has pictures once it is sent images; this one was sent none of late.",
-            )
-        return api.png_bytes(pictures[place])
+        both = service.pool.pictures(full)
+        before, after = (None, None) if both is None else map(api.picture_url, both)
+        return api.json_bytes({"before": before, "after": after})
 
-    return Response(await service.in_thread(work), media_type=PNG)
+    return _json(await service.in_thread(work))
 
 
 def _named(request: Request, name: str, right: Right) -> tuple[Service, Token, str]:
@@ -249,7 +188,7 @@ async def _told(service: Service, token: Token, work: Callable[[], StreamStatus]
 
     def done() -> bytes:
         status = work()
-        service.metrics.noticed(status)
+        service.metrics.streams.used(status.health.stream)
         return api.json_bytes(api.status_facts(status, token))
 
     return _json(await service.in_thread(done))
@@ -257,7 +196,3 @@ async def _told(service: Service, token: Token, work: Callable[[], StreamStatus]
 
 def _json(content: bytes) -> Response:
     return Response(content, media_type=JSON)
-
-
-def _bad_body(message: str) -> HttpError:
-    return HttpError("bad_body", message)

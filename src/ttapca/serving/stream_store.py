@@ -1,8 +1,4 @@
-"""The states of streams on disk, in one SQLite file.
-
-All changes of a few seconds are one transaction, which is there whole or not at all after `kill
--9`. The name of a stream is a value in a table, never a path. Nothing in a state is run.
-"""
+"""The states of streams on disk, in one SQLite file, which `kill -9` leaves whole."""
 
 from __future__ import annotations
 
@@ -10,9 +6,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Self
 
 from ttapca.errors import SavedStreamError, StorageError
 from ttapca.support.disk import writing
@@ -27,16 +22,11 @@ SCHEMA = (
 )
 
 
-class StreamStore:
+class StreamStore(AbstractContextManager["StreamStore"]):
     """States by the names of their streams; any thread may call it.
 
     Args:
         path: The file; it is made if it does not exist.
-
-    Raises:
-        SavedStreamError: The file is something else.
-        StorageError: It cannot be written, or another process serves from it. Every method raises
-            this as well if the file can no longer be read or written.
 
     Example:
         >>> import tempfile
@@ -132,10 +122,6 @@ class StreamStore:
         """Close the file; a second call does nothing."""
         with self._lock:
             self._connection.close()
-
-    def __enter__(self) -> Self:
-        """Close the file at the end of a `with` block."""
-        return self
 
     def __exit__(self, *exception: object) -> None:
         """Close the file."""

@@ -1,8 +1,7 @@
 """Tokens of clients, from a file that `docs/production.md` describes: their rights and streams.
 
-Streams belong to the token that names them: `camera-7` of `shop` is the stream `shop.camera-7` of
-the pool. Names of tokens have no dot, so no token can name a stream of another, and no answer
-tells it whether another has such a stream. A holder of the right `all` uses the full names.
+`camera-7` of the token `shop` is the stream `shop.camera-7` of the pool. Names of tokens have no
+dot, so no token can name a stream of another. A holder of the right `all` uses the full names.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,8 +24,6 @@ RIGHTS: tuple[Right, ...] = get_args(Right)
 
 HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
 TOKEN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,29}")
-SHORTEST_SECRET = 20  # letters: a hash without salt protects a long random secret only
-LARGEST_SECRET = 1000
 
 NAME = Such(
     Text(30),
@@ -39,26 +36,15 @@ SHA256 = Such(
     "`sha256:` and 64 hexadecimal digits, as sha256sum prints them",
 )
 TOKEN = Record(
-    {"name": NAME, "rights": ListOf(OneOf(RIGHTS), 1, len(RIGHTS))},
-    {
-        "hash": SHA256,
-        "secret_env": Text(200),
-        "secret_file": Text(),
-        "max_streams": Maybe(Whole(1)),
-        "requests_per_second": Maybe(Number(above=0)),
-    },
+    {"name": NAME, "hash": SHA256, "rights": ListOf(OneOf(RIGHTS), 1, len(RIGHTS))},
+    {"max_streams": Maybe(Whole(1)), "requests_per_second": Maybe(Number(above=0))},
 )
 FILE = Record({"token": ListOf(TOKEN, 1)})
-WAYS = ("hash", "secret_env", "secret_file")
 
 
 @dataclass(frozen=True)
 class Token:
-    """The facts of one token, without its secret; its quotas are None for no limit.
-
-    The right `read` looks at streams, `predict` sends images, `control` switches, resets, loads and
-    deletes streams; `all` does so with the streams of every token, by their full names.
-    """
+    """The facts of one token, without its secret; its quotas are None for no limit."""
 
     name: str  # the first part of the names of its streams
     digest: bytes = field(repr=False)  # SHA-256 of the secret
@@ -107,12 +93,8 @@ class Tokens:
             if len({getattr(token, attribute) for token in self.all}) < len(self.all):
                 raise OptionError(f"Every token has a {word} of its own; found one {word} twice.")
 
-    def __bool__(self) -> bool:
-        """Return whether there are tokens: whether callers must show one."""
-        return bool(self.all)
-
     def find(self, secret: bytes) -> Token | None:
-        """Return the token with a secret; it takes the same time whichever it is, and if none."""
+        """Return the token with a secret; it takes as long if there is none."""
         digest = hashlib.sha256(secret).digest()
         found = None
         for token in self.all:  # all of them: the time must not tell how many were compared
@@ -121,23 +103,17 @@ class Tokens:
         return found
 
 
-def read_tokens(path: Path, environment: Mapping[str, str]) -> Tokens:
-    """Read a file of tokens, given the variables that `secret_env` may name."""
+def read_tokens(path: Path) -> Tokens:
+    """Read a file of tokens."""
     try:
         content = parse_toml(read_bounded(path, OptionError), str(path), OptionError)
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}.") from error
     conform(content, FILE, str(path), OptionError)
-    return Tokens([_token(path, entry, environment) for entry in content["token"]])
+    return Tokens([_token(path, entry) for entry in content["token"]])
 
 
-def _token(path: Path, entry: dict[str, Any], environment: Mapping[str, str]) -> Token:
-    ways = [way for way in WAYS if way in entry]
-    if len(ways) != 1:
-        raise OptionError(
-            f"{path}: the token `{entry['name']}` needs one of {', '.join(WAYS)}; found "
-            f"{' and '.join(ways) or 'none'}."
-        )
+def _token(path: Path, entry: dict[str, Any]) -> Token:
     if "all" in entry["rights"] and entry.get("max_streams") is not None:
         raise OptionError(
             f"{path}: the token `{entry['name']}` has the right `all`, so no streams are its own "
@@ -145,33 +121,8 @@ def _token(path: Path, entry: dict[str, Any], environment: Mapping[str, str]) ->
         )
     return Token(
         entry["name"],
-        _digest(path, entry["name"], ways[0], entry[ways[0]], environment),
+        bytes.fromhex(entry["hash"].removeprefix("sha256:")),
         frozenset(entry["rights"]),
         entry.get("max_streams"),
         entry.get("requests_per_second"),
     )
-
-
-def _digest(path: Path, name: str, way: str, value: str, environment: Mapping[str, str]) -> bytes:
-    """Return the SHA-256 of a token's secret, which a message never shows."""
-    if way == "hash":
-        return bytes.fromhex(value.removeprefix("sha256:"))
-    where = f"{path}: the secret of the token `{name}`"
-    if way == "secret_env":
-        if value not in environment:
-            raise OptionError(f"{where} must be in the variable {value}; it is not set.")
-        secret = environment[value]
-    else:
-        try:
-            secret = read_bounded(path.parent / value, OptionError, LARGEST_SECRET).decode()
-        except OSError as error:
-            raise OptionError(f"{where} cannot be read: {error.strerror}: {value}.") from error
-        except UnicodeDecodeError:
-            raise OptionError(f"{where} must be text; {value} is not.") from None
-    secret = secret.strip()
-    if len(secret) < SHORTEST_SECRET:
-        raise OptionError(
-            f"{where} must have at least {SHORTEST_SECRET} characters; found {len(secret)}. Make "
-            "one with: openssl rand -hex 32"
-        )
-    return hashlib.sha256(secret.encode()).digest()

@@ -43,7 +43,7 @@ class StreamBatch:
     """A batch of images on its way through a model; `rows` tells the streams of its images."""
 
     # Whether all streams are rows of tables, for an exporter; see
-    # `ttapca.serving.stateful_network`.
+    # `ttapca.serving.onnx_export`.
     traced = False
 
     def __init__(
