@@ -159,10 +159,7 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Shapes:
-    """Shapes of one sample at a layer; the input is None if it is not a single tensor.
-
-    `folds` is whether a filter acts on the input; see `acts_on_input`.
-    """
+    """Shapes of one sample at a layer; the input is None if it is not a single tensor."""
 
     input: tuple[int, ...] | None
     output: tuple[int, ...]
@@ -170,15 +167,9 @@ class Shapes:
 
 
 class SourceActivations:
-    """Batches of source data, and what they become at the layer; `path` and others as for `fit`.
+    """Batches of source data, and their activations at a layer; arguments as for `fit`.
 
-    To plan a fit, `probe` comes first, which looks at the first batch. To read by a `PassConfig`
-    that was made elsewhere, it is not needed.
-
-    Raises:
-        LayerNotFoundError: There is no such layer.
-        AttachError: The layer carries a filter already.
-        OptionError: What should be a function is none.
+    `probe` looks at the first batch, to plan a fit; a reader of parts has a `PassConfig` instead.
     """
 
     def __init__(
@@ -254,11 +245,7 @@ class SourceActivations:
         return first
 
     def _recorded(self, inputs: ModelInputs) -> tuple[Any, Shapes]:
-        """Run the whole model, and return its output and the shapes at the layer.
-
-        What the model costs is noted on the way. Raises unless the model takes the inputs, and
-        calls the layer once.
-        """
+        """Run the whole model; return its output and the shapes at the layer, and note its cost."""
         calls: list[Shapes] = []
         self.cost = NetworkCost()
         modules = list(self.model.modules())
@@ -302,14 +289,14 @@ class SourceActivations:
         return output, calls[0]
 
     def subsample(self) -> Subsample:
-        """Return which samples are run through the whole model; `probe` comes first."""
+        """Return which samples are run through the whole model."""
         counts, costs = (self.samples, self.classes), (self._numbers, self.cost.multiply_adds)
         return choose_subsample(self.model, *counts, *costs)
 
     def pass_config(
         self, at: Side, shape: tuple[int, ...], moments: MomentsKind | None = None
     ) -> PassConfig:
-        """Say how a pass over the data goes; `probe` comes first."""
+        """Say how a pass over the data goes."""
         together, block = self.cost.together, self.block
         return PassConfig(at, shape, self._numbers, together, block, self.subsample(), moments)
 
@@ -334,10 +321,9 @@ class SourceActivations:
         positions: Positions = ALL,
         name: str = "",
     ) -> Iterator[Tensor]:
-        """Yield what every batch becomes at the layer, shape (batch, *shape).
+        """Yield the activations of every batch at the layer, shape (batch, *shape).
 
-        Everything but moments is added to `into`, which is None in later passes. `positions` are
-        those of these samples among all, and `name` is that of the data in messages.
+        Statistics other than moments are added to `into`, which is None in later passes.
         """
         read = rows = 0
         for number, batch in enumerate(self._progress(self._data)):

@@ -1,9 +1,8 @@
 """Statistics of the channels of normalisation layers on source data, over all images and by class.
 
-BatchNorm layers remember the mean and variance of every channel. GroupNorm and LayerNorm normalise
-each image by itself and remember nothing, and no layer knows what the classes of a batch do to its
-statistics (see `ttapca.spectral.source_classes`). A fit measures both on a subsample of the source
-images, which it runs through the whole network.
+GroupNorm and LayerNorm normalise each image by itself and remember nothing, unlike BatchNorm, and
+no layer knows what the classes of a batch do to its statistics. A fit measures both on a subsample
+of the source images, which it runs through the whole network.
 """
 
 from __future__ import annotations
@@ -94,14 +93,7 @@ FindLogits = Callable[[Any], Tensor | None]
 
 
 def found_logits(output: Any, find: FindLogits | None = None) -> Tensor | None:
-    """Return the logits in what a model returns, shape (batch, classes, ...); None without any.
-
-    Example:
-        >>> found_logits({"scores": torch.zeros(4, 3)}, lambda output: output["scores"]).shape
-        torch.Size([4, 3])
-        >>> found_logits(torch.zeros(4)) is None
-        True
-    """
+    """Return the logits in what a model returns, shape (batch, classes, ...); None without any."""
     try:
         logits = output if find is None else find(output)
     except LayerOutputError:  # the outputs are not what they were said to be
@@ -115,17 +107,8 @@ def found_logits(output: Any, find: FindLogits | None = None) -> Tensor | None:
 class SourceChannels:
     """Measures the channels of every BatchNorm, GroupNorm and LayerNorm layer of a model.
 
-    The model is in evaluation mode, and `logits` finds the logits in what it returns. A LayerNorm
-    whose first dimension is not that of the images, as in a transformer that has tokens first, is
-    left out: its statistics are of an unknown number of images.
-
-    Example:
-        >>> from ttapca.fitting.activations import ModelInputs
-        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten())
-        >>> channels, sums = SourceChannels(model), ChannelSums()
-        >>> _ = channels.measure(ModelInputs((torch.rand(5, 1, 8, 8),), {}), sums)
-        >>> {name: tuple(found.shape) for name, found in channels.of(nn.GroupNorm, sums).items()}
-        {'1': (2, 4)}
+    The model is in evaluation mode. A LayerNorm whose first dimension is not that of the images, as
+    in a transformer that has tokens first, is left out.
     """
 
     def __init__(self, model: nn.Module, logits: FindLogits | None = None) -> None:
@@ -137,7 +120,7 @@ class SourceChannels:
     def measure(
         self, inputs: ModelInputs, sums: ChannelSums, weights: Tensor | None = None
     ) -> Tensor | None:
-        """Add a batch of source images, of which each counts for `weights`, shape (images,).
+        """Add a batch of source images with weights of shape (images,), 1 by default.
 
         Return their class probabilities, (images, classes); None if the model predicts none.
         """
@@ -177,7 +160,6 @@ class SourceChannels:
         return shares
 
     def _shares(self, output: Any, images: int, sums: ChannelSums) -> Tensor | None:
-        """Return the class probabilities of images, if the sums are of as many classes."""
         logits = found_logits(output, self._find_logits)
         if logits is None:
             return None
@@ -193,7 +175,6 @@ class SourceChannels:
         rows: dict[str, Tensor],
         left_out: set[str],
     ) -> None:
-        """Add what was measured of each layer to the classes of the images."""
         weighted = weights.to(shares)[:, None] * shares
         batch.weights = weighted.sum(0).cpu()
         for path, each in rows.items():
@@ -215,10 +196,7 @@ class SourceChannels:
         return {path: -(-count // stride) for path, count in channels.items()}, stride
 
     def of(self, kind: type[nn.Module], sums: ChannelSums) -> dict[str, Tensor]:
-        """Return mean and variance of the channels of such layers by path, shape (2, channels).
-
-        They are GroupNorm or LayerNorm; BatchNorm remembers its own.
-        """
+        """Return mean and variance of Group- or LayerNorm channels by path, shape (2, channels)."""
         found = {}
         for path, (total, squares, images) in sums.moments.items():
             mean = total / images
@@ -276,14 +254,7 @@ NUMBER_BYTES = 4  # float32
 
 @dataclass(frozen=True)
 class Subsample:
-    """Says which images are measured.
-
-    Example:
-        >>> rule = Subsample(wanted=100, images=2000, classes=10)
-        >>> measured = rule.of(torch.arange(2000))
-        >>> int(measured.sum()), [int(each.sum()) for each in measured.split(500)]
-        (101, [26, 24, 26, 25])
-    """
+    """The rule by which images are measured."""
 
     wanted: int  # images, at least
     images: int | None  # how many there are; None if that is unknown

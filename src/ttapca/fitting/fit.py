@@ -1,8 +1,7 @@
 """`fit`: from a model, a layer and source data to a fitted filter.
 
 `ttapca.fitting.plan` chooses one of the five routes of `ttapca.fitting.routes`, and a reader of
-`ttapca.fitting.readers` reads the data. Only the part of the network up to the layer is run, except
-on a subsample (`ttapca.fitting.channel_statistics`).
+`ttapca.fitting.readers` reads the data.
 """
 
 from __future__ import annotations
@@ -60,47 +59,32 @@ def fit(
     """Fit the components of a layer on source data: principal components, or cosines of images.
 
     The model runs in evaluation mode and without gradients, and is afterwards as it was: weights,
-    buffers, training flags, hooks. The caller's random state is not touched.
-
-    In a job of several ranks (an initialised `torch.distributed` process group), every rank calls
-    `fit` with data of its own, and all get the filter of all data; `engine=SerialEngine()` fits in
-    one rank alone.
+    buffers, training flags, hooks. The caller's random state is not touched. In a job of several
+    ranks (`torch.distributed`), every rank calls `fit` with data of its own, and all get the filter
+    of all data; `engine=SerialEngine()` fits in one rank alone.
 
     Args:
         model: Any trained module.
-        layer: Dotted path of one of its layers, as in `model.named_modules()`. What wrappers put in
-            front of it, such as `module.`, can be left out; the filter has the path without it.
-        data: Source data, usually a loader of training batches: tensors, pairs whose first element
-            is one, or dicts with the model's arguments; or a single tensor or array of samples; or
-            data in parts, `ttapca.datasets.Shards`. At least 32 samples: fewer do not tell how much
-            a component varies.
-        n_components: How many components to keep: a number, a fraction of the variance (a float up
-            to 1), or None for all that the data have. A number or a fraction asks for a rank, so
-            that components are principal ones, if images are not too large or too few for them.
-        progress: Wraps the batches while they are read, for example `tqdm`; silent by default. Its
-            methods `plan` and `stage`, if it has such, are told the `FitPlan` before the work
-            begins, and the name of work without batches.
+        layer: Dotted path of one of its layers, as in `model.named_modules()`, with or without the
+            prefixes of wrappers.
+        data: A loader of training batches (tensors, pairs that start with one, or dicts with the
+            model's arguments), one tensor or array, or `ttapca.datasets.Shards`; 32 samples or
+            more.
+        n_components: A number of components, a fraction of the variance (a float up to 1), or None
+            for all. A number or a fraction prefers principal components to cosines.
+        progress: Wraps the batches while they are read, for example `tqdm`. Its methods `plan` and
+            `stage`, if it has such, are told the `FitPlan` and the name of work without batches.
         prepare: Returns what the model takes of a batch: a tensor, a tuple of arguments, or a dict
-            of arguments by name; `lambda batch: (batch[0], batch[1])` for two inputs.
-        logits: Finds the logits in what the model returns, if that is more than one tensor:
-            `lambda output: output.logits`. From them, `fit` learns what classes do to statistics.
-        outputs: What the outputs of the model mean: `multiclass`, `binary`, `multilabel` or
-            `regression`. By default two or more are the logits of classes; of a single one nothing
-            is learned unless it is said to be `binary`.
-        route: By default, cosines if the filter acts on the model's input images, with all
-            components, and these have more than 1,024 numbers; else principal components. `pca`
-            asks for these anywhere, and `dct` for cosines. Which of `folded`, `exact`, `gram` and
-            `randomised` finds principal components follows from the layer, the number of samples
-            and the memory at hand, unless you name one; see `ttapca.fitting.plan`.
+            of arguments by name.
+        logits: Finds the logits in what the model returns, such as `lambda output: output.logits`.
+        outputs: `multiclass`, `binary`, `multilabel` or `regression`; by default two or more
+            outputs are logits of classes.
+        route: `auto`, `pca`, `dct` (cosines) or one of `folded`, `exact`, `gram` and `randomised`;
+            see `ttapca.fitting.plan`.
         generator: Draws the start of the randomised route; a fixed seed by default.
-        engine: Reads data in parts, with the same result: `joblib:4` for four processes of this
-            machine, or an `Engine`; by default this process. See `ttapca.engines`.
-        groups: The group of each sample in order of the data, such as its drive or its speaker: a
-            hundred frames of one drive tell less than a hundred drives. Without groups, `fit`
-            notices resemblance between neighbours, if the data are in order of time.
-
-    Returns:
-        The fitted filter. Its `accuracy_` says how exact it is.
+        engine: Reads data in parts, with the same result: `joblib:4` or an `Engine`.
+        groups: The group of each sample in order of the data, such as its drive or its speaker:
+            samples of one group resemble each other.
 
     Warns:
         UserWarning: The randomised route did not become as accurate as it should.
@@ -203,20 +187,9 @@ def plan_fit(
     route: RouteChoice = "auto",
     engine: Engine | str | None = None,
 ) -> FitPlan:
-    """Say what `fit` would do with these arguments, which are those of `fit`, without doing it.
+    """Return the plan of `fit` with these arguments, for which the model runs on a sample or two.
 
-    The model runs on a sample or two. An iterator, which can be read once, loses its first batch.
-
-    Returns:
-        The plan: the route, memory and size on disk.
-
-    Raises:
-        TtapcaError: As `fit` does before it reads the data.
-
-    Example:
-        >>> model = nn.Sequential(nn.Conv2d(3, 8, 7, stride=2, padding=3), nn.Flatten())
-        >>> plan_fit(model, "0", torch.rand(40, 3, 128, 128), n_components=10).route
-        'gram'
+    An iterator, which can be read once, loses its first batch.
     """
     find_classes = _checked(n_components, route, logits, outputs)
     with _reader(model, data, engine) as reader:
@@ -292,10 +265,7 @@ def _planned(
 def _agreement(
     source: SourceActivations, fitted: FittedFilter, kept: list[ModelInputs]
 ) -> float | None:
-    """Return the share of source predictions that stay the same with the filter at gains of 1.
-
-    Return None if nothing is dropped, or the model predicts no classes.
-    """
+    """Return the share of source predictions that stay with the filter at gains of 1, if known."""
     if fitted.dropped_variance_ < NOTHING_DROPPED:
         return None
     source.tell("stage", "comparing predictions")
@@ -320,15 +290,7 @@ def mirror_agreement(
     """Return the share of predicted classes that stay when images are mirrored, from 0 to 1.
 
     Each prediction has the weight of its probability: if the network hesitates between classes, any
-    change may tip it.
-
-    `predict` returns the logits of the untouched model for `batches` of arguments. Return None if
-    these hold no images, or the model predicts no classes.
-
-    Example:
-        >>> left_is_brighter = lambda x: torch.stack([x[:, 0, 0, 0], x[:, 0, 0, 1]], 1)
-        >>> mirror_agreement(left_is_brighter, [((torch.rand(9, 1, 1, 2),), {})])
-        0.0
+    change may tip it. Return None if there are no images or no classes.
     """
     weights = agreeing = 0.0
     for args, kwargs in batches:

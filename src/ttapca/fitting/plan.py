@@ -51,23 +51,10 @@ NAMES = {
 
 @dataclass(frozen=True)
 class FitPlan:
-    """What a fit will do.
+    """What a fit will do: the route, its bytes at most, and in a few words why not another route.
 
-    Attributes:
-        route: `folded`, `exact`, `gram`, `randomised` or `dct`.
-        samples: How many samples there are; None if the data do not tell.
-        memory_bytes: Memory of the whole process at its peak, at most.
-        filter_bytes: Size of the filter on disk, about, as float32.
-        reason: Why not another route, in a few words; empty if there is nothing to say.
-        parallelism: How the reading is divided over processes; None if this one reads.
-        tasks: In how many tasks parts are given out to these processes.
-        worker_bytes: Memory of each of these processes at its peak, at most; 0 without.
-        cosines_serve: Whether the filter acts on images for which cosines are the default.
-
-    Example:
-        >>> problem = Problem((3, 224, 224), (64, 112, 112), True, samples=700)
-        >>> plan_of(problem).route
-        'dct'
+    The data are given out in `tasks` to processes that take `worker_bytes` each; without
+    `parallelism`, this process reads. `samples` is None if the data do not tell.
     """
 
     route: RouteName
@@ -106,11 +93,7 @@ def plan_of(
     """Choose a route, unless one is named, and say what it costs.
 
     The memory at hand is by default what the system says; `network_bytes` of it run the network.
-    `norm_bytes` are stored about normalisation layers. Without `parallelism`, this process reads.
-
-    Raises:
-        OutOfMemoryError: What was asked for needs more memory than is at hand, or every way does.
-        OptionError: The route needs all samples in one process, or every way does.
+    `norm_bytes` are stored about normalisation layers.
     """
     at_hand = available_memory() if memory is None else memory
     most = None if at_hand is None else int(at_hand * (1 - SPARE))
@@ -189,10 +172,7 @@ def _way_out(problem: Problem, route: RouteChoice) -> str:
 
 
 def _candidates(problem: Problem, *, principal: bool) -> Iterator[tuple[RouteName, str]]:
-    """Yield routes that serve, the best first, and why each is taken.
-
-    If `principal`, only principal components will do.
-    """
+    """Yield routes that serve, the best first, and why each is taken."""
     size = problem.filtered
     # Whether all samples fit into memory at once, as float32. The limits of `pca` may change.
     samples = problem.samples or 0

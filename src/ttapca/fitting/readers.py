@@ -1,9 +1,8 @@
 """The readers of a fit's data: this process, the workers of an engine, or all ranks of a job.
 
-One process reads a loader as a whole. Data in parts (`PartedData`, such as
-`ttapca.datasets.Shards`) can be read by the workers of an engine. In a job of several ranks
-(`torchrun`), each rank reads its own data, and all get one filter: statistics are merged as a tree,
-so that a thousand ranks take ten rounds, and rank 0 finds the filter.
+In a job of several ranks (`torchrun`), each rank reads its own data, and all get one filter:
+statistics are merged as a tree, so that a thousand ranks take ten rounds, and rank 0 finds the
+filter.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class PartedData(Protocol):
         """The parts, in order: each has a length, in samples, and yields batches as a loader does.
 
         They are pickled if an engine reads them in other processes. `str(part)` names a part in
-        messages. If it has a method `check`, that raises in a process which does not see its data.
+        messages. A method `check`, if there is one, raises in a process that does not see the data.
         """
 
     @property
@@ -90,12 +89,7 @@ class PartReader:
         return cls(source.model, source.path, source.prepare, source.find_logits, config)
 
     def __call__(self, parts: Iterable[PlacedPart]) -> SourceStatistics:
-        """Read some parts, one after the other.
-
-        Raises:
-            DataFormatError: A part has more or fewer samples than it said.
-            TtapcaError: As `ttapca.fit` does.
-        """
+        """Read some parts, one after the other."""
         into: SourceStatistics | None = None
         with torch.inference_mode(False), torch.no_grad(), evaluation_mode(self.model):
             for part, first in parts:
@@ -233,12 +227,7 @@ def several_ranks() -> bool:
 def reader_of(
     data: Any, engine: Engine | str | None, groups: Sequence[Hashable] | None = None
 ) -> DataReader:
-    """Return the reader for data, an engine and groups as `ttapca.fit` takes them.
-
-    Raises:
-        OptionError: The engine would have no effect, or there is no such engine, or `groups` are
-            named for the data of several ranks.
-    """
+    """Return the reader for data, an engine and groups as `ttapca.fit` takes them."""
     ranks = several_ranks()
     if engine is None and ranks:
         if groups is not None:
@@ -326,11 +315,7 @@ class RankReader(DataReader):
         self._group.close()
 
     def each(self, step: Callable[[], Found]) -> Found:
-        """Take a step in every rank; if one fails, all do.
-
-        Raises:
-            EngineError: The step failed in another rank.
-        """
+        """Take a step in every rank; if one fails, all do."""
         try:
             found = step()
         except Exception as error:
@@ -345,11 +330,7 @@ class RankReader(DataReader):
         return found
 
     def settle(self, source: SourceActivations) -> None:
-        """Tell the source how many samples all ranks have, and find out where its own begin.
-
-        Raises:
-            OptionError: The ranks do not fit the same filter.
-        """
+        """Tell the source how many samples all ranks have, and find out where its own begin."""
         own = {
             "layer": source.path,
             "weights": _digest(source.model),
@@ -400,7 +381,6 @@ class RankReader(DataReader):
     def _statistics(
         self, source: SourceActivations, config: PassConfig, plan: FitPlan
     ) -> SourceStatistics:
-        """Return the statistics of the data of this rank."""
         own = super()._statistics(source, config, plan)
         said = _exact_count(self._data)
         if self._exact and own.samples != said:

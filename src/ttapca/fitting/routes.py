@@ -59,12 +59,7 @@ Groups = Sequence[Hashable] | None
 
 @dataclass(eq=False)
 class FitTask:
-    """The input of a route: the source, the shapes at the layer, and options as for `ttapca.fit`.
-
-    Attributes:
-        on_demand: Whether the caller named the route.
-        statistics: What the first pass has collected so far; that pass comes first.
-    """
+    """The input of a route; options as for `ttapca.fit`."""
 
     source: SourceActivations
     shapes: Shapes
@@ -181,10 +176,7 @@ class FitTask:
         calibration: Calibration,
         error_bound: Tensor | None = None,
     ) -> FittedFilter:
-        """Make a filter of what a route found, with the components that calibration resolves.
-
-        If the filter acts on the model's input images, these are measured, too.
-        """
+        """Make a filter of what a route found, with the components that calibration resolves."""
         if calibration.variances is not None and len(calibration.variances) < basis.n_components:
             basis = basis.truncated(len(calibration.variances))
             found = found.truncated(len(calibration.variances))

@@ -131,11 +131,7 @@ def check_config(config: object, path: Path) -> None:
 
 
 def check_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raise `SavedFilterError` unless unpacked tensors are those of a filter with this config.
-
-    One may be missing, unknown, of another shape or type, not finite, out of range or out of order,
-    or the config may contradict them. `path` is named in the message.
-    """
+    """Raise `SavedFilterError` unless unpacked tensors are those of a filter with this config."""
     _check_shapes(config, tensors, path)
     required, optional = _forms(config, tensors)
     known = required | optional
@@ -266,10 +262,7 @@ def _pair_forms(tensors: Mapping[str, Tensor], classes: int) -> dict[str, Tensor
 
 
 def _rows_and_columns(tensor: Tensor | None) -> tuple[int, int]:
-    """Return the sizes of a matrix, at least 1, for a form that leaves one of them open.
-
-    What is no matrix has the sizes 1 and 1, and so fails the comparison with its form.
-    """
+    """Return the sizes of a matrix, at least 1, and 1 for anything else, which then has no form."""
     rows, columns = tensor.shape if tensor is not None and tensor.dim() == 2 else (1, 1)
     return max(1, rows), max(1, columns)
 
@@ -357,11 +350,7 @@ def packed(tensors: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
 def unpacked(
     tensors: Mapping[str, Tensor], shape: Sequence[int], components: int, path: Path
 ) -> dict[str, Tensor]:
-    """Return the tensors as if they had never been packed; others are returned as they are.
-
-    Raises:
-        SavedFilterError: They cannot be what `packed` returns.
-    """
+    """Return the tensors as if they had never been packed; others are returned as they are."""
     found = dict(tensors)
     if LEVELS not in found:
         return found

@@ -32,14 +32,7 @@ MOST_NUMBERS = 2**25
 
 @dataclass(eq=False)
 class ClassSums:
-    """Sums of samples, each weighted by its class probabilities, and of these weights.
-
-    Example:
-        >>> sums = ClassSums()
-        >>> sums.add(torch.tensor([[1.0], [5.0]]), torch.eye(2))
-        >>> [found.tolist() for found in sums.means()]  # nearer to 3, the mean of all
-        [[[2.0], [4.0]], [0.5, 0.5]]
-    """
+    """Sums of samples, each weighted by its class probabilities, and of these weights."""
 
     sums: Tensor | None = None  # (classes, size)
     weights: Tensor | None = None  # (classes,)
@@ -76,14 +69,7 @@ class ClassSums:
 
 
 class PredictedClasses:
-    """Remembers which class the network predicts for samples, by their positions.
-
-    Example:
-        >>> predicted = PredictedClasses()
-        >>> predicted.add(torch.tensor([4, 7]), torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
-        >>> predicted.at(torch.tensor([4, 5, 7])).tolist()  # sample 5 was not predicted
-        [0, -1, 1]
-    """
+    """Remembers which class the network predicts for samples, by their positions."""
 
     def __init__(self) -> None:
         self._rows = torch.empty(2, 0, dtype=torch.int64)  # positions and classes

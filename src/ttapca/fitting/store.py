@@ -257,12 +257,7 @@ def write_folder(
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Raise unless a filter may be saved to this folder, before the work on it begins.
-
-    Raises:
-        FilterExistsError: Something is there.
-        StorageError: The folder above cannot be written.
-    """
+    """Raise `FilterExistsError` or `StorageError` unless a filter may be saved to this folder."""
 
     def check() -> None:
         names = {each.name for each in path.iterdir()} if path.is_dir() else set()
@@ -304,8 +299,7 @@ def read_filter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what `write_folder` wrote, and compare it with its checksums.
 
-    A folder that a killed process left beside its place is put back first. One that another process
-    replaces meanwhile is read again.
+    A folder that a killed process left beside its place is put back first.
     """
     return read_replaceable(path, functools.partial(_read_folder, path))
 
