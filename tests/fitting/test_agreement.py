@@ -45,8 +45,6 @@ def test_fit_measures_what_dropping_does_to_source_predictions(tmp_path: Path) -
     assert loaded.agreement_ == fitted.agreement_
     assert loaded.truncated(3).agreement_ == fitted.agreement_
     assert loaded.truncated(2).agreement_ is None
-    card = (tmp_path / "f" / "README.md").read_text()
-    assert f"source predictions kept at gains of 1 | {100 * fitted.agreement_:.1f} %" in card
 
 
 def test_parts_are_kept_evenly_over_the_data() -> None:

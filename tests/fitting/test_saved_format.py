@@ -128,7 +128,7 @@ def test_a_tensor_that_does_not_fit_the_others(
         ("folded", "project", lambda t: t.double(), "`project` .* type torch.float16"),
         ("folded", "singular_values", lambda t: t.flip(0), "above 0 and falling"),
         ("folded", "singular_values", set_to(0.0, -1), "above 0 and falling"),
-        ("folded", "singular_values", lambda t: t * 2, "`source.largest_singular_value`"),
+        ("folded", "singular_values", lambda t: t * 2, "`source.total_variance`"),
         ("folded", "singular_values", lambda t: t.long(), "type torch.float64"),
         ("folded", "energies", set_to(-1.0, 0, 0), "`energies` .* not below 0"),
         ("folded", "energies", set_to(torch.inf, 0, 0), "`energies` .* finite"),

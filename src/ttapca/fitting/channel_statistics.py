@@ -8,6 +8,7 @@ of the source images, which it runs through the whole network.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ttapca.errors import LayerOutputError
 from ttapca.spectral.position_sample import position_hash
 from ttapca.spectral.source_classes import (
-    LARGEST_RANK,
     MOST_FEATURES,
     PairStatistic,
     SourceClasses,
@@ -66,23 +66,6 @@ class ChannelSums:
             _add_to(self.by_class, other.by_class)
             _add_to(self.squares, other.squares)
             self.late_features += other.late_features
-
-    def classes(self) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Return the weights of classes and the sums of layers that are finite."""
-        if self.weights is None or not torch.isfinite(self.weights).all():
-            return None, {}
-        return self.weights, {
-            path: sums
-            for path, sums in self.by_class.items()
-            if path not in self.other_rows and sums.isfinite().all()
-        }
-
-    def feature_tables(self) -> list[Tensor] | None:
-        """Return `late_features` as one table each; None if the rows are not of one kind."""
-        widths = {(each.shape[1], shares.shape[1]) for each, shares, _ in self.late_features}
-        if len(widths) != 1:
-            return None
-        return [torch.cat(each) for each in zip(*self.late_features, strict=True)]
 
 
 # With fewer images a class, the classes cannot be told from the chance that chose the images, and a
@@ -208,18 +191,25 @@ class SourceChannels:
 
     def by_class(self, sums: ChannelSums) -> SourceClasses | None:
         """Return what classes do to all layers; None if the model predicts no classes."""
-        weights, by_class = sums.classes()
-        if weights is None or not by_class or sums.measured < IMAGES_A_CLASS * len(weights):
+        weights = sums.weights
+        if weights is None or not torch.isfinite(weights).all():
+            return None
+        by_class = {
+            path: each
+            for path, each in sums.by_class.items()
+            if path not in sums.other_rows and each.isfinite().all()
+        }
+        if not by_class or sums.measured < IMAGES_A_CLASS * len(weights):
             return None
         return SourceClasses.from_sums(weights, by_class, sums.squares, self._pairs(sums))
 
     def _pairs(self, sums: ChannelSums) -> PairStatistic | None:
-        tables, (late, stride) = sums.feature_tables(), self._late(sums.other_rows)
-        if tables is None or tables[0].shape[1] != sum(late.values()):
+        late, stride = self._late(sums.other_rows)
+        if {each.shape[1] for each, _, _ in sums.late_features} != {sum(late.values())}:
             return None
-        if not all(bool(torch.isfinite(each).all()) for each in tables):
+        features, shares, weights = map(torch.cat, zip(*sums.late_features, strict=True))
+        if not all(each.isfinite().all() for each in (features, shares, weights)):
             return None
-        features, shares, weights = tables
         return pair_statistic(features, shares, weights, late, stride)
 
 
@@ -249,8 +239,6 @@ MOST_MULTIPLY_ADDS = 1e12
 LEAST_IMAGES = 256
 LEAST_NUMBERS = 2**23
 
-NUMBER_BYTES = 4  # float32
-
 
 @dataclass(frozen=True)
 class Subsample:
@@ -258,7 +246,6 @@ class Subsample:
 
     wanted: int  # images, at least
     images: int | None  # how many there are; None if that is unknown
-    classes: int  # whose moments will be stored; 0 if none
     needed: bool = True  # whether anything is measured
 
     def rates(self, positions: Tensor) -> Tensor:
@@ -272,24 +259,6 @@ class Subsample:
             return torch.zeros_like(positions, dtype=torch.bool)
         return position_hash(positions) < self.rates(positions)
 
-    @property
-    def expected(self) -> int | None:
-        """About how many images will be measured; None if that is unknown."""
-        if not self.needed or self.images is None:
-            return None if self.needed else 0
-        return min(self.images, max(self.wanted, self.images // ONE_IN))
-
-    def stored_bytes(self, model: nn.Module) -> int:
-        """Return about how large the measured statistics are in a saved filter."""
-        if not self.needed:
-            return 0
-        alone = batch = 0
-        for layer in normalising_layers(model).values():
-            alone += is_sample_norm(layer) and _channels_of(layer)
-            batch += isinstance(layer, _BatchNorm) and _channels_of(layer)
-        directions = 1 + min(self.classes, LARGEST_RANK) if self.classes else 0
-        return NUMBER_BYTES * 2 * (alone + directions * (alone + batch))
-
 
 def choose_subsample(
     model: nn.Module, images: int | None, classes: int, numbers: int = 1, multiply_adds: int = 0
@@ -301,8 +270,8 @@ def choose_subsample(
     least = max(LEAST_IMAGES, LEAST_NUMBERS // numbers)
     most = max(least, int(MOST_MULTIPLY_ADDS / max(1, multiply_adds)))
     wanted = min(most, max(MEASURED, min(MEASURED_PER_CLASS * classes, MOST_MEASURED)))
-    expected = Subsample(wanted, images, classes).expected
-    if expected is not None and expected < IMAGES_A_CLASS * classes:
-        classes = 0  # too few images to tell them apart
-    needed = classes > 0 or any(map(is_sample_norm, normalising_layers(model).values()))
-    return Subsample(wanted, images, classes, needed)
+    expected = math.inf if images is None else min(images, max(wanted, images // ONE_IN))
+    # Too few images do not tell classes apart.
+    by_class = 0 < IMAGES_A_CLASS * classes <= expected
+    needed = by_class or any(map(is_sample_norm, normalising_layers(model).values()))
+    return Subsample(wanted, images, needed)

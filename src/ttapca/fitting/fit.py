@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from ttapca._checks import OneOf, check_option
 from ttapca.engines import Engine
 from ttapca.errors import FewIndependentWarning, enough_memory, warn_caller
-from ttapca.fitting.activations import ModelInputs, Prepare, Progress, Shapes, SourceActivations
+from ttapca.fitting.activations import ModelInputs, Prepare, Progress, SourceActivations
 from ttapca.fitting.attachment import attach
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.fitting.plan import FitPlan, Problem, RouteChoice, RouteName, plan_of
+from ttapca.fitting.plan import FitPlan, Problem, RouteChoice, plan_of
 from ttapca.fitting.readers import DataReader, reader_of
-from ttapca.fitting.routes import SAMPLED, SUMMED, FitTask
+from ttapca.fitting.routes import SAMPLED, SUMMED, FitTask, summed_config
 from ttapca.fitting.source_statistics import FEWEST_SAMPLES, SourceStatistics
 from ttapca.spectral.pca import check_n_components
 from ttapca.support.inputs import mirror_back, mirror_images
@@ -37,8 +37,6 @@ _LESS_MEMORY = (
     "Fit at a layer with fewer inputs or outputs, ask for fewer components, read smaller batches, "
     "or take `route='dct'` for large images."
 )
-
-ROUTES: tuple[RouteName, ...] = get_args(RouteName)
 
 
 def fit(
@@ -108,28 +106,32 @@ def fit(
         >>> fit(model, "0", images, n_components=20)
         FittedFilter(layer='0', 20 components, 50 samples, folded (1, 8, 8) -> (4, 8, 8))
     """
-    find_classes = _checked(n_components, route, logits, outputs)
-    with (
-        _reader(model, data, engine, groups) as reader,
-        enough_memory(f"Fitting at `{layer}`", _LESS_MEMORY),
-    ):
-        source = reader.each(
-            partial(SourceActivations, model, layer, data, progress, prepare, find_classes)
-        )
-        shapes, plan = _planned(source, reader, n_components, route)
+    with _planned(
+        model,
+        layer,
+        data,
+        n_components,
+        progress=progress,
+        prepare=prepare,
+        logits=logits,
+        outputs=outputs,
+        route=route,
+        engine=engine,
+        groups=groups,
+    ) as (reader, source, plan):
         source.tell("plan", plan)
-        task = FitTask(source, shapes, n_components, generator, route == plan.route, groups)
+        task = FitTask(source, n_components, generator, route == plan.route, groups)
         if plan.route in SAMPLED:
             return _completed(task, SAMPLED[plan.route](task))
-        summed = SUMMED[plan.route]
 
         def find(statistics: SourceStatistics) -> FittedFilter:
             statistics.check_samples()
             task.statistics = statistics
             source.tell("stage", "decomposing")
-            return _completed(task, summed.find(task))
+            return _completed(task, SUMMED[plan.route](task))
 
-        return reader.read(source, reader.each(partial(summed.config, task)), plan, find)
+        config = reader.each(partial(summed_config, task, plan.route))
+        return reader.read(source, config, plan, find)
 
 
 def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
@@ -143,7 +145,6 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
     )
     kept = [inputs.mapped(lambda x: x.to(source.device)) for inputs in statistics.kept.all()]
     agreement = _agreement(source, fitted, kept)
-    source.tell("stage", "mirroring images")
     found = dataclasses.replace(
         fitted,
         layer=canonical(fitted.layer),
@@ -152,9 +153,7 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
         classes_=None if classes is None else classes.renamed(canonical),
         class_reach_=fitted.reach_of(statistics.class_sums),
         agreement_=agreement,
-        mirror_agreement_=mirror_agreement(
-            source.logits_of, ((each.args, each.kwargs) for each in kept)
-        ),
+        mirror_agreement_=_mirror_agreement(source, kept),
         inputs_=statistics.inputs.found(),
     )
     _warn_of_few(found)
@@ -180,45 +179,35 @@ def plan_fit(
     layer: str,
     data: Iterable[Any] | Tensor,
     n_components: int | float | None = None,
-    *,
-    prepare: Prepare | None = None,
-    logits: Callable[[Any], Tensor] | None = None,
-    outputs: OutputKind | None = None,
-    route: RouteChoice = "auto",
-    engine: Engine | str | None = None,
+    **options: Any,
 ) -> FitPlan:
     """Return the plan of `fit` with these arguments, for which the model runs on a sample or two.
 
     An iterator, which can be read once, loses its first batch.
     """
-    find_classes = _checked(n_components, route, logits, outputs)
-    with _reader(model, data, engine) as reader:
-        source = reader.each(
-            partial(SourceActivations, model, layer, data, None, prepare, find_classes)
-        )
-        return _planned(source, reader, n_components, route)[1]
-
-
-def _checked(
-    n_components: int | float | None,
-    route: RouteChoice,
-    logits: Callable[[Any], Tensor] | None,
-    outputs: OutputKind | None,
-) -> Callable[[Any], Tensor | None] | None:
-    """Check options; return the function that finds logits in an output, None for the output."""
-    check_n_components(n_components)
-    check_option("route", route, OneOf(get_args(RouteChoice)))
-    return logits if outputs is None else Outputs(outputs, logits).of_classes
+    with _planned(model, layer, data, n_components, **options) as (*_, plan):
+        return plan
 
 
 @contextmanager
-def _reader(
+def _planned(
     model: nn.Module,
-    data: Any,
-    engine: Engine | str | None,
+    layer: str,
+    data: Iterable[Any] | Tensor,
+    n_components: int | float | None,
+    *,
+    progress: Progress | None = None,
+    prepare: Prepare | None = None,
+    logits: Callable[[Any], Tensor] | None = None,
+    outputs: OutputKind | None = None,
+    route: RouteChoice = "auto",
+    engine: Engine | str | None = None,
     groups: Sequence[Hashable] | None = None,
-) -> Iterator[DataReader]:
-    """Yield the reader of the data, with the model in the state in which it is run."""
+) -> Iterator[tuple[DataReader, SourceActivations, FitPlan]]:
+    """Check options, look at the first batch and choose the route; the model is as it is run."""
+    check_n_components(n_components)
+    check_option("route", route, OneOf(get_args(RouteChoice)))
+    find_classes = logits if outputs is None else Outputs(outputs, logits).of_classes
     check_model(model)
     # Tensors made in inference mode could not be used under gradients later.
     with (
@@ -226,40 +215,26 @@ def _reader(
         torch.inference_mode(False),
         torch.no_grad(),
         evaluation_mode(model),
+        enough_memory(f"Fitting at `{layer}`", _LESS_MEMORY),
     ):
-        yield reader
-
-
-def _planned(
-    source: SourceActivations,
-    reader: DataReader,
-    n_components: int | float | None,
-    route: RouteChoice,
-) -> tuple[Shapes, FitPlan]:
-    """Look at the first batch, and choose the route, or refuse it if memory does not suffice."""
-    shapes = reader.each(source.probe)
-    reader.settle(source)
-    problem = Problem(
-        shapes.input,
-        shapes.output,
-        shapes.folds,
-        n_components,
-        source.samples,
-        min(source.batch_size, source.cost.together),
-        source.classes,
-        source.data_shape,
-    )
-
-    def plan(asked: RouteChoice) -> FitPlan:
-        return plan_of(
-            problem,
-            asked,
-            network_bytes=source.bytes_to_run(),
-            norm_bytes=source.subsample().stored_bytes(source.model),
-            parallelism=reader.parallelism,
+        source = reader.each(
+            partial(SourceActivations, model, layer, data, progress, prepare, find_classes)
         )
-
-    return shapes, reader.plan(plan, route)
+        reader.each(source.probe)
+        reader.settle(source)
+        problem = Problem(
+            source.shapes.input,
+            source.shapes.output,
+            source.shapes.folds,
+            n_components,
+            source.samples,
+            min(source.batch_size, source.cost.together),
+            source.classes,
+            source.data_shape,
+        )
+        memory = source.cost.bytes_for(source.batch_size)
+        plan = partial(plan_of, problem, network_bytes=memory, parallelism=reader.parallelism)
+        yield reader, source, reader.plan(plan, route)
 
 
 def _agreement(
@@ -269,10 +244,10 @@ def _agreement(
     if fitted.dropped_variance_ < NOTHING_DROPPED:
         return None
     source.tell("stage", "comparing predictions")
-    plain = [source.logits_of(*inputs.args, **inputs.kwargs) for inputs in kept]
+    plain = list(map(source.logits_of, kept))
     attachment = attach(source.model, fitted)
     try:
-        filtered = [source.logits_of(*inputs.args, **inputs.kwargs) for inputs in kept]
+        filtered = list(map(source.logits_of, kept))
     finally:
         attachment.detach()
     same = [
@@ -283,22 +258,20 @@ def _agreement(
     return float(torch.cat(same).double().mean()) if same else None
 
 
-def mirror_agreement(
-    predict: Callable[..., Tensor | None],
-    batches: Iterable[tuple[tuple[Any, ...], dict[str, Any]]],
-) -> float | None:
+def _mirror_agreement(source: SourceActivations, kept: list[ModelInputs]) -> float | None:
     """Return the share of predicted classes that stay when images are mirrored, from 0 to 1.
 
     Each prediction has the weight of its probability: if the network hesitates between classes, any
     change may tip it. Return None if there are no images or no classes.
     """
+    source.tell("stage", "mirroring images")
     weights = agreeing = 0.0
-    for args, kwargs in batches:
-        mirrored = mirror_images(args, kwargs)
-        plain = predict(*args, **kwargs)
+    for inputs in kept:
+        mirrored = mirror_images(inputs.args, inputs.kwargs)
+        plain = source.logits_of(inputs)
         if mirrored is None or plain is None:
             return None
-        seen = predict(*mirrored[0], **mirrored[1])
+        seen = source.logits_of(ModelInputs(*mirrored))
         back = None if seen is None else mirror_back(seen)
         if back is None or back.shape != plain.shape:
             return None

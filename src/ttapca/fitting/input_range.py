@@ -21,8 +21,7 @@ from ttapca.support.tensors import at_least_float32
 MOST_CHANNELS = 64
 
 
-@dataclass(frozen=True, eq=False)
-class InputRange:
+class InputRange(NamedTuple):
     """Range, mean and standard deviation of the inputs of a network, shape (channels,) each.
 
     Samples other than images of shape (C, H, W) have one number of each.
@@ -32,18 +31,6 @@ class InputRange:
     high: Tensor
     mean: Tensor
     deviation: Tensor
-
-    @classmethod
-    def of(cls, samples: Tensor) -> InputRange | None:
-        """Return the range of samples, (batch, ...); None without floating-point numbers."""
-        sums = InputSums()
-        sums.add(samples)
-        return sums.found()
-
-    @property
-    def tensor(self) -> Tensor:
-        """All of it, shape (4, channels); `InputRange(*tensor)` is the way back."""
-        return torch.stack([self.low, self.high, self.mean, self.deviation])
 
     def scaled(self, factor: Tensor | float, offset: Tensor | float) -> InputRange:
         """Return that of samples which are multiplied and then moved."""
@@ -98,22 +85,13 @@ class InputSums:
         self.merge(InputSums(moments.sum(1).cpu(), ends.cpu()))
 
     def merge(self, other: InputSums) -> None:
-        """Add what was measured of other data."""
-        if not other.sums.numel():
-            return
+        """Add what was measured of other data, if they have the same channels."""
         if not self.sums.numel():
             self.sums, self.ends = other.sums, other.ends
-            return
-        one, two = self, other
-        if one.sums.shape != two.sums.shape:  # other channels: only all together compare
-            one, two = one._together(), two._together()
-        self.sums = one.sums + two.sums
-        low, high = torch.minimum(one.ends, two.ends)[0], torch.maximum(one.ends, two.ends)[1]
-        self.ends = torch.stack([low, high])
-
-    def _together(self) -> InputSums:
-        low, high = self.ends[0].amin(), self.ends[1].amax()
-        return InputSums(self.sums.sum(1, keepdim=True), torch.stack([low, high])[:, None])
+        elif self.sums.shape == other.sums.shape:
+            self.sums = self.sums + other.sums
+            low, high = torch.minimum(self.ends, other.ends), torch.maximum(self.ends, other.ends)
+            self.ends = torch.stack([low[0], high[1]])
 
     def found(self) -> InputRange | None:
         """Return what was measured; None if that is nothing, or not finite."""

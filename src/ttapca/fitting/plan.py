@@ -1,4 +1,4 @@
-"""The plan of a fit: which route it takes, how much memory that needs, and the size of the filter.
+"""The plan of a fit: which route it takes, and how much memory that needs.
 
 The route follows from sizes alone, so the same call takes the same route on every machine that has
 the memory for it. docs/large-images.md has the table, docs/scaling.md derives the bounds on memory.
@@ -51,34 +51,27 @@ NAMES = {
 
 @dataclass(frozen=True)
 class FitPlan:
-    """What a fit will do: the route, its bytes at most, and in a few words why not another route.
+    """What a fit will do: the route, its memory at most, and in a few words why not another route.
 
-    The data are given out in `tasks` to processes that take `worker_bytes` each; without
-    `parallelism`, this process reads. `samples` is None if the data do not tell.
+    Without `parallelism`, this process reads. `samples` is None if the data do not tell.
     """
 
     route: RouteName
     samples: int | None
     memory_bytes: int
-    filter_bytes: int
     reason: str = ""
     parallelism: Parallelism | None = None
-    tasks: int = 1
-    worker_bytes: int = 0
+    tasks: int = 1  # in which the parts are given out
     cosines_serve: bool = False
 
     def __str__(self) -> str:
         """Return one line for a person."""
         count = "samples" if self.samples is None else f"{self.samples:,} samples"
         why = f" ({self.reason})" if self.reason else ""
-        memory = f"up to {self.memory_bytes / 1e9:.1f} GB of memory"
         if self.parallelism is not None:
             count += f" {self.parallelism.words}"
-            memory += f" here and {self.worker_bytes / 1e9:.1f} GB in each process that reads"
-        return (
-            f"{NAMES[self.route]}, {count}: {memory}, "
-            f"{self.filter_bytes / 1e6:,.1f} MB on disk{why}"
-        )
+        memory = f"up to {self.memory_bytes / 1e9:.1f} GB of memory"
+        return f"{NAMES[self.route]}, {count}: {memory}{why}"
 
 
 def plan_of(
@@ -86,14 +79,12 @@ def plan_of(
     route: RouteChoice = "auto",
     *,
     network_bytes: int = 0,
-    norm_bytes: int = 0,
     memory: int | None = None,
     parallelism: Parallelism | None = None,
 ) -> FitPlan:
     """Choose a route, unless one is named, and say what it costs.
 
     The memory at hand is by default what the system says; `network_bytes` of it run the network.
-    `norm_bytes` are stored about normalisation layers.
     """
     at_hand = available_memory() if memory is None else memory
     most = None if at_hand is None else int(at_hand * (1 - SPARE))
@@ -106,33 +97,26 @@ def plan_of(
     if parallelism is not None:
         candidates = _summed(candidates, problem)
     costs = {name: route_cost(name, problem) for name, _ in candidates}
-    own = {name: int(cost.memory) + network_bytes for name, cost in costs.items()}
-    here = own
-    if parallelism is not None:
-        held = {name: int(parallelism.held(cost)) for name, cost in costs.items()}
-        own = {name: max(own[name], held[name] + network_bytes) for name in own}
-        worker = {name: parallelism.worker_bytes(costs[name], network_bytes) for name in own}
-        workers = parallelism.workers if parallelism.here else 0
-        here = {name: own[name] + workers * worker[name] for name in own}
+    needed = {
+        name: network_bytes + int(cost.memory if parallelism is None else cost.merging)
+        for name, cost in costs.items()
+    }
     for name, reason in candidates:
-        if most is None or here[name] <= most:
+        if most is None or needed[name] <= most:
             return FitPlan(
                 name,
                 problem.samples,
-                resident_memory() + own[name],
-                int(costs[name].stored) + norm_bytes,
+                resident_memory() + needed[name],
                 reason,
                 parallelism,
                 1 if parallelism is None else parallelism.tasks(costs[name]),
-                0 if parallelism is None else worker[name],
                 cosines_serve(problem.filtered_shape, problem.data_shape),
             )
-    name = min(own, key=own.__getitem__)
-    fewer = " Let fewer processes read." if here[name] > own[name] else ""
+    name = min(needed, key=needed.__getitem__)
     raise OutOfMemoryError(
         f"A fit must not take more memory than there is: the {name} route takes up to "
-        f"{here[name] / 1e9:,.1f} GB here, and {(most or 0) / 1e9:,.1f} GB are at hand."
-        f"{fewer} {_way_out(problem, route)}"
+        f"{needed[name] / 1e9:,.1f} GB here, and {(most or 0) / 1e9:,.1f} GB are at hand. "
+        f"{_way_out(problem, route)}"
     )
 
 
@@ -216,9 +200,6 @@ def _better_as_cosines(problem: Problem) -> str:
 FLOAT32, FLOAT64 = 4, 8
 PACKED = 2  # a number of a saved filter of cosines; see `ttapca.fitting.saved_format`
 
-# Numbers that are stored of a sample of the calibration: energies of bands, textures, outliers.
-CALIBRATED = 36
-
 # Medians and textures of images are measured a few at a time, which takes this many bytes.
 MEASURING = 1e8
 
@@ -270,29 +251,28 @@ class RouteCost:
     """Bytes that a route takes."""
 
     memory: float  # beyond what the process has, at most
-    stored: float  # of the filter on disk, as float32
+    stored: float  # of the basis on disk, as float32
     summed: float = 0.0  # of sums over the samples; 0 if it needs the samples themselves
     beside: float = 0.0  # of a pass beside these sums
+
+    @property
+    def merging(self) -> float:
+        """Memory beyond what the process has, if others read: a result comes and is unpacked."""
+        return max(self.memory, 3 * self.summed + self.beside)
 
 
 def route_cost(route: RouteName, problem: Problem) -> RouteCost:
     """Return what a route costs; with the samples of one pass if their number is unknown."""
     memory, stored, summed = _cost_of_basis(route, problem)
-    common = MEASURING + FLOAT64 * 3 * problem.outputs  # means
+    beside = MEASURING + FLOAT64 * 3 * problem.outputs  # means
     # The kept samples, the batch that is read and its copy in float64.
-    common += problem.sampled * problem.filtered * FLOAT32
-    common += min(problem.batch, 4096) * problem.filtered * (FLOAT32 + 2 * FLOAT64)
-    beside = FLOAT64 * (problem.outputs + problem.filtered * problem.folds)  # means
-    if route == "dct" and problem.folds:
-        beside = PACKED * problem.filtered
+    beside += problem.sampled * problem.filtered * FLOAT32
+    beside += min(problem.batch, 4096) * problem.filtered * (FLOAT32 + 2 * FLOAT64)
     if 0 < problem.classes * problem.filtered <= MOST_CLASS_SUMS:
         by_class = FLOAT64 * problem.classes * problem.filtered
-        common += 4 * by_class
+        beside += 4 * by_class
         summed += by_class if summed else 0.0
-        # Their reach, for each component.
-        beside += PACKED * problem.filtered if route == "dct" else FLOAT32 * problem.kept()
-    beside += FLOAT32 * problem.sampled * CALIBRATED
-    return RouteCost(memory + common, stored + beside, summed, common)
+    return RouteCost(memory + beside, stored, summed, beside)
 
 
 def _cost_of_basis(route: RouteName, problem: Problem) -> tuple[float, float, float]:
@@ -336,21 +316,9 @@ class Parallelism:
 
     parts: int
     workers: int  # processes that read at the same time
-    here: bool  # whether they are on this machine, and share its memory
     words: str  # who they are, for people
-    by_parts: bool = True  # parts are given out, in tasks; else each process has data of its own
 
     def tasks(self, cost: RouteCost) -> int:
         """Return in how many tasks the parts are read."""
         each = 1 if cost.summed > LARGE_RESULT else TASKS_A_WORKER
         return min(self.parts, each * self.workers)
-
-    def held(self, cost: RouteCost) -> float:
-        """Return the bytes that one process holds while results are merged, at most."""
-        # Sums of 1, 2, 4, ... tasks wait for others of as many, while one comes and is unpacked.
-        waiting = math.ceil(math.log2(self.tasks(cost))) + 1 if self.by_parts else 1
-        return (waiting + 2) * cost.summed + cost.beside
-
-    def worker_bytes(self, cost: RouteCost, network_bytes: int) -> int:
-        """Return the memory of a process that only reads, at most."""
-        return int(resident_memory() + network_bytes + 2 * cost.summed + cost.beside)

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from ttapca.engines import Engine, Finished, Lost, engine_of
 from ttapca.engines.artifacts import Artifact, write_artifact
-from ttapca.engines.processes import JoblibEngine
 from ttapca.errors import DataFormatError, EngineError, OptionError, ShapeError
 from ttapca.fitting.activations import Prepare, SourceActivations
 from ttapca.fitting.channel_statistics import FindLogits
@@ -85,7 +84,7 @@ class PartReader:
 
     @classmethod
     def of(cls, source: SourceActivations, config: PassConfig) -> PartReader:
-        """Return a reader that reads parts as the source reads its own data."""
+        """Return a reader of parts that works as the source."""
         return cls(source.model, source.path, source.prepare, source.find_logits, config)
 
     def __call__(self, parts: Iterable[PlacedPart]) -> SourceStatistics:
@@ -108,7 +107,6 @@ class PartReader:
 
 
 def _read_parts(reader: Artifact[PartReader], parts: Sequence[PlacedPart]) -> SourceStatistics:
-    """Read some parts in a worker of an engine, which opens the network once."""
     with _one_at_a_time:
         return reader.open()(parts)
 
@@ -172,7 +170,7 @@ class EngineReader(DataReader):
         if engine.remote:
             parts, workers = len(self._parts), engine.workers
             words = f"in {parts:,} parts, read by {workers:,} workers"
-            self.parallelism = Parallelism(parts, workers, isinstance(engine, JoblibEngine), words)
+            self.parallelism = Parallelism(parts, workers, words)
 
     def settle(self, source: SourceActivations) -> None:
         """Say how many samples all parts have, and how many are read at once."""
@@ -220,7 +218,7 @@ def _results(
 
 
 def several_ranks() -> bool:
-    """Return whether this process is one of several in an initialised `torch.distributed` job."""
+    """Return whether this process is one of several in a `torch.distributed` job."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -258,15 +256,12 @@ def reader_of(
 
 
 class ProcessGroup:
-    """All ranks of the job, apart from the messages of other groups.
-
-    It uses gloo, whatever the job's own backend is: its messages lie in the memory of the CPU. They
-    are pickled, as all objects that torch sends between ranks.
-    """
+    """All ranks of the job, which send each other pickled objects."""
 
     def __init__(self) -> None:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
-        # One rank may decompose a large matrix while the others wait.
+        # Messages lie in the memory of the CPU, whatever the job's own backend is. One rank may
+        # decompose a large matrix while the others wait.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(days=1))
 
     def close(self) -> None:
@@ -303,8 +298,7 @@ class RankReader(DataReader):
         self._data = data
         self._group = ProcessGroup()
         count = self._group.count
-        words = f"of {count:,} ranks"
-        self.parallelism = Parallelism(count, count, here=False, words=words, by_parts=False)
+        self.parallelism = Parallelism(count, count, f"of {count:,} ranks")
         # Unless all know how many samples they have, ranks take turns. With an odd step each of
         # them has as large a share of the positions that a power of two divides.
         self._exact = False
@@ -340,13 +334,12 @@ class RankReader(DataReader):
         block = self._data.batch_size if isinstance(self._data, PartedData) else source.block
         everyone = self._group.gather((own, _exact_count(self._data), source.samples, block))
         facts, exact, samples, blocks = zip(*everyone, strict=True)
-        for name, fact in own.items():
-            for rank, each in enumerate(facts):
-                if each[name] != facts[0][name]:
-                    raise OptionError(
-                        f"All ranks fit one filter together; rank {rank} has other {name} than "
-                        f"rank 0: {each[name]} for {facts[0][name]} (here {fact})."
-                    )
+        for name, (rank, each) in itertools.product(own, enumerate(facts)):
+            if each[name] != facts[0][name]:
+                raise OptionError(
+                    f"All ranks fit one filter together; rank {rank} has other {name} than rank 0: "
+                    f"{each[name]} for {facts[0][name]}. Give all ranks the same arguments."
+                )
         self._exact = None not in exact
         if self._exact:
             samples = exact

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from ttapca.errors import OptionError
-from ttapca.fitting.activations import Shapes, SourceActivations
+from ttapca.fitting.activations import SourceActivations
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.plan import RouteName
-from ttapca.fitting.source_statistics import MomentsKind, PassConfig, Side, SourceStatistics
+from ttapca.fitting.source_statistics import MomentsKind, PassConfig, SourceStatistics
 from ttapca.spectral.basis import Basis, Dense
 from ttapca.spectral.basis_choice import takes_images
 from ttapca.spectral.cosine import CoefficientMoments, Cosine, fit_channel_dct
@@ -62,7 +62,6 @@ class FitTask:
     """The input of a route; options as for `ttapca.fit`."""
 
     source: SourceActivations
-    shapes: Shapes
     n_components: int | float | None
     generator: torch.Generator | None
     on_demand: bool
@@ -70,21 +69,12 @@ class FitTask:
     statistics: SourceStatistics = dataclasses.field(init=False)
     begun: Iterator[Tensor] | None = None  # a pass that another route gave up
 
-    def shape(self, *, at_input: bool = False) -> tuple[int, ...]:
-        """Return the shape of a sample at one side of the layer; the input is a single tensor."""
-        return cast(tuple[int, ...], self.shapes.input) if at_input else self.shapes.output
-
-    def pass_config(self, *, at_input: bool, moments: MomentsKind | None = None) -> PassConfig:
-        """Say how a pass over one side of the layer goes."""
-        side: Side = "input" if at_input else "output"
-        return self.source.pass_config(side, self.shape(at_input=at_input), moments)
-
     def read(self, *, at_input: bool = False) -> Iterator[Tensor]:
         """Start a pass over the activations, or continue one that another route gave up."""
         begun, self.begun = self.begun, None
         if begun is not None:
             return begun
-        config = self.pass_config(at_input=at_input)
+        config = self.source.pass_config(at_input=at_input)
         if hasattr(self, "statistics") and self.statistics.config == config:
             return self.source.batches(config, None)  # a later pass shows nothing new
         self.statistics = SourceStatistics(config, self.source.device)
@@ -180,7 +170,7 @@ class FitTask:
         if calibration.variances is not None and len(calibration.variances) < basis.n_components:
             basis = basis.truncated(len(calibration.variances))
             found = found.truncated(len(calibration.variances))
-        shape = self.shape(at_input=basis.at_input)
+        shape = self.source.shapes.side(at_input=basis.at_input)
         center = mean = found.mean.cpu()
         outliers = measured = None
         if basis.at_input:
@@ -194,7 +184,7 @@ class FitTask:
             layer=self.source.path,
             basis=basis,
             shape=shape,
-            output_shape=self.shapes.output,
+            output_shape=self.source.shapes.output,
             mean_=mean,
             center_=center,
             singular_values_=found.singular_values.cpu(),
@@ -211,28 +201,23 @@ class FitTask:
         )
 
 
-@dataclass(frozen=True)
-class SummedRoute:
-    """A route of one pass: `config` says what it collects, and `find` makes a filter of that."""
-
-    config: Callable[[FitTask], PassConfig]
-    find: Callable[[FitTask], FittedFilter]
-
-
-def _folded_config(task: FitTask) -> PassConfig:
-    layer = task.source.layer
-    if task.shapes.input is None or not is_affine(layer):
+def summed_config(task: FitTask, route: RouteName) -> PassConfig:
+    """Say how the one pass of a route goes that needs sums only."""
+    layer, shapes = task.source.layer, task.source.shapes
+    if route == "folded" and (shapes.input is None or not is_affine(layer)):
         raise OptionError(
             "Folding needs an affine layer (Conv1d, Conv2d, Conv3d or Linear, without hooks); "
             f"`{task.source.path}` is a {type(layer).__name__}. Leave `route` at auto."
         )
-    return task.pass_config(at_input=True, moments="scatter")
+    at_input = route == "folded" or (route == "dct" and shapes.folds)
+    moments: MomentsKind = "cosines" if route == "dct" else "scatter"
+    return task.source.pass_config(at_input=at_input, moments=moments)
 
 
 def _without(
     moments: Moments, find: Callable[[Moments], AnyPCA]
 ) -> Callable[[Tensor, list[int]], AnyPCA]:
-    """Return what finds a decomposition of the moments without some samples."""
+    """Return a function that decomposes the moments without some samples."""
 
     def without(samples: Tensor, _positions: list[int]) -> AnyPCA:
         found = find(moments.remove(samples))
@@ -244,7 +229,7 @@ def _without(
 
 def _folded(task: FitTask) -> FittedFilter:
     moments = cast(Moments, task.statistics.moments)
-    linear = LinearPart(task.source.layer, task.shape(at_input=True))
+    linear = LinearPart(task.source.layer, task.statistics.config.shape)
     pca = fold(moments, linear, task.n_components)
     basis = Folded(*pca.both_ways(linear))
     without = _without(moments, partial(fold, linear=linear, n_components=None))
@@ -258,8 +243,8 @@ def _folded(task: FitTask) -> FittedFilter:
 def _exact(task: FitTask) -> FittedFilter:
     moments = cast(Moments, task.statistics.moments)
     pca = PCA.from_moments(moments, task.n_components)
-    calibration = task.cross_validated(pca, _without(moments, PCA.from_moments), _dense)
-    return task.fitted("exact", Dense(pca.basis.cpu()), pca, calibration)
+    calibration = task.cross_validated(pca, _without(moments, PCA.from_moments), _basis_of)
+    return task.fitted("exact", _basis_of(pca).cpu(), pca, calibration)
 
 
 def _dct(task: FitTask) -> FittedFilter:
@@ -271,18 +256,17 @@ def _dct(task: FitTask) -> FittedFilter:
     return task.fitted("dct", basis, dct, calibration)
 
 
-SUMMED: dict[RouteName, SummedRoute] = {
-    "folded": SummedRoute(_folded_config, _folded),
-    "exact": SummedRoute(lambda task: task.pass_config(at_input=False, moments="scatter"), _exact),
-    "dct": SummedRoute(
-        lambda task: task.pass_config(at_input=task.shapes.folds, moments="cosines"), _dct
-    ),
+# These find a filter in the statistics of one pass.
+SUMMED: dict[RouteName, Callable[[FitTask], FittedFilter]] = {
+    "folded": _folded,
+    "exact": _exact,
+    "dct": _dct,
 }
 
 
 def _gram(task: FitTask) -> FittedFilter:
-    """Decompose few samples; if they turn out to be many, take the other route."""
-    at_input = task.shapes.folds
+    """Decompose few samples; if there are many, take the other route."""
+    shapes, at_input = task.source.shapes, task.source.shapes.folds
     batches = task.read(at_input=at_input)
     held, complete = hold(batches, limited=not task.on_demand)
     if not complete:
@@ -290,35 +274,26 @@ def _gram(task: FitTask) -> FittedFilter:
             task.begun = itertools.chain(held, batches)
         return _randomised(task)
     task.source.tell("stage", "decomposing")
+    gram: SampleGram | InputGram
     if at_input:
-        return _gram_at_input(task, held)
-    gram = SampleGram(held, math.prod(task.shapes.output), device=task.source.device)
+        gram = InputGram(held, LinearPart(task.source.layer, shapes.side(at_input=True)))
+    else:
+        gram = SampleGram(held, math.prod(shapes.output), device=task.source.device)
     pca = gram.pca(task.n_components)
-    calibration = task.cross_validated(pca, lambda _, out: gram.pca(leave_out=out), _dense)
-    return task.fitted("gram", Dense(pca.basis.cpu()), pca, calibration)
-
-
-def _gram_at_input(task: FitTask, held: list[Tensor]) -> FittedFilter:
-    gram = InputGram(held, LinearPart(task.source.layer, task.shape(at_input=True)))
-    pca = gram.pca(task.n_components)
-
-    def basis_of(found: FoldedPCA) -> Basis:
-        return Folded(found.project, found.rebuild)
-
-    calibration = task.cross_validated(pca, lambda _, out: gram.pca(leave_out=out), basis_of)
-    return task.fitted("gram", basis_of(pca), pca, calibration)
+    calibration = task.cross_validated(pca, lambda _, out: gram.pca(leave_out=out), _basis_of)
+    return task.fitted("gram", _basis_of(pca).cpu(), pca, calibration)
 
 
 def _randomised(task: FitTask) -> FittedFilter:
     """Read the data several times, until an error bound is met."""
     task.source.require_several_passes()
-    size, device = math.prod(task.shapes.output), task.source.device
+    size, device = math.prod(task.source.shapes.output), task.source.device
     pca = randomised_pca(
         task.read, size, task.n_components, generator=task.generator, device=device
     )
-    calibration = task.calibrated_as_fixed(pca, pca.explained_variance, _dense(pca), pca.mean)
-    basis, error_bound = Dense(pca.basis.cpu()), pca.error_bound.cpu()
-    return task.fitted("randomised", basis, pca, calibration, error_bound)
+    basis = _basis_of(pca)
+    calibration = task.calibrated_as_fixed(pca, pca.explained_variance, basis, pca.mean)
+    return task.fitted("randomised", basis.cpu(), pca, calibration, pca.error_bound.cpu())
 
 
 SAMPLED: dict[RouteName, Callable[[FitTask], FittedFilter]] = {
@@ -327,5 +302,5 @@ SAMPLED: dict[RouteName, Callable[[FitTask], FittedFilter]] = {
 }
 
 
-def _dense(pca: PCA) -> Basis:
-    return Dense(pca.basis)
+def _basis_of(pca: PCA | FoldedPCA) -> Basis:
+    return Dense(pca.basis) if isinstance(pca, PCA) else Folded(pca.project, pca.rebuild)

@@ -57,14 +57,9 @@ _CONFIG_RULE = Record(
                 "n_samples": Whole(2),
                 "total_variance": Number(0),
                 "explained_variance": Number(0, 1 + ROUNDING),
-                "largest_singular_value": Number(0),
-                "smallest_singular_value": Number(0),
             },
-            {
-                "agreement": Number(0, 1),
-                "mirror_agreement": Number(0, 1),
-                "singular_value_error": Number(0),
-            },
+            {"agreement": Number(0, 1), "mirror_agreement": Number(0, 1)},
+            others=Number(0),  # earlier versions repeated facts that follow from the tensors
         ),
         "versions": Record({"ttapca": Text(), "torch": Text()}, others=Text()),
         "tensors_sha256": Text(64),
@@ -162,7 +157,7 @@ def _check_there(name: str, tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _check_shapes(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raise unless the shapes in a config are possible for its kind of basis, and fit together."""
+    """Raise unless the shapes in a config are possible and fit together."""
     shape = config["shape"]
     rules: dict[str, Rule] = {
         "shape": kind_of(config, tensors).shape_rule,
@@ -240,14 +235,11 @@ def _forms(
 
 
 def _pair_forms(tensors: Mapping[str, Tensor], classes: int) -> dict[str, TensorForm]:
-    """Return the forms of what tells whether two images have one class."""
+    """Return the forms of a `PairStatistic`."""
     if PAIR_NUMBERS not in tensors:
         return {}
-    sizes = {
-        name: _rows_and_columns(tensor)
-        for name, tensor in tensors.items()
-        if name.startswith(PAIRS)
-    }
+    layers = [name for name in tensors if name.startswith(PAIRS)]
+    sizes = {name: _rows_and_columns(tensors[name]) for name in layers}
     features = max((width for _, width in sizes.values()), default=0)
 
     def sound(numbers: Tensor) -> bool:
@@ -290,17 +282,9 @@ def _check_form(
 
 
 def _check_source(source: Mapping[str, float], values: Tensor, where: str) -> None:
-    """Compare what a config says about the source with the singular values."""
-    largest, smallest = float(values[0]), float(values[-1])
-    for name, value in (("largest", largest), ("smallest", smallest)):
-        said = source[f"{name}_singular_value"]
-        if not math.isclose(said, value, rel_tol=ROUNDING):
-            raise SavedFilterError(
-                f"{where}: `source.{name}_singular_value` must be that of the tensors, {value:g}; "
-                f"found {said:g}. Save the filter again."
-            )
+    """Compare the variances in a config with those of the singular values."""
     freedom = source["n_samples"] - 1
-    least, kept = smallest**2 / freedom, float(values.square().sum()) / freedom
+    least, kept = float(values[-1]) ** 2 / freedom, float(values.square().sum()) / freedom
     if least < SMALLEST_VARIANCE:
         raise SavedFilterError(
             f"{where}: a component must have a variance of at least {SMALLEST_VARIANCE:g}; found "

@@ -187,12 +187,11 @@ class SourceStatistics:
         """How many samples were read."""
         return self.sample.seen
 
-    def merge(self, other: SourceStatistics) -> SourceStatistics:
-        """Add what was collected from other data, and return self."""
+    def merge(self, other: SourceStatistics) -> None:
+        """Add what was collected from other data."""
         for name, part in vars(self).items():
             if name != "config" and part is not None:
                 part.merge(getattr(other, name))
-        return self
 
     def check_samples(self) -> None:
         """Raise `NotEnoughDataError` if there are too few samples for a filter."""
@@ -205,19 +204,10 @@ class SourceStatistics:
 
 
 def merged(parts: Iterable[SourceStatistics]) -> SourceStatistics:
-    """Merge what was collected from parts as a tree, while they arrive; there is one or more.
-
-    Of n parts, at most log2(n) + 1 are held at a time.
-    """
-    waiting: list[tuple[int, SourceStatistics]] = []  # of how many parts, ever fewer, and their sum
-    for part in parts:
-        count, sum_ = 1, part
-        while waiting and waiting[-1][0] <= count:
-            more, other = waiting.pop()
-            count, sum_ = count + more, other.merge(sum_)
-        waiting.append((count, sum_))
-        del part, sum_  # not to be held while the next one is waited for
-    _, total = waiting.pop()
-    while waiting:
-        total = waiting.pop()[1].merge(total)
+    """Merge statistics of one or more parts while they arrive, so that two are held at a time."""
+    arriving = iter(parts)
+    total = next(arriving)
+    for part in arriving:
+        total.merge(part)
+        del part  # not to be held while the next one is waited for
     return total

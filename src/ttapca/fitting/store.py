@@ -63,13 +63,10 @@ BY_LAYER = {
 def save_filter(fitted: FittedFilter, path: Path, *, dtype: form.Storage, overwrite: bool) -> None:
     """Write a filter to a folder; see `FittedFilter.save`."""
     tensors = filter_tensors(fitted, stored_dtype(dtype))
-    config = filter_config(fitted, dtype)
     if "order" in tensors:
         tensors = form.packed(tensors, math.prod(fitted.shape))
-        # What will be read differs from what was form.packed by rounding.
-        again = form.unpacked(tensors, fitted.shape, fitted.n_components_, path)
-        config["source"] |= _ends(again["singular_values"])
-    write_folder(path, config, tensors, _card(fitted, dtype), overwrite=overwrite)
+    config, card = filter_config(fitted, dtype), _card(fitted, dtype)
+    write_folder(path, config, tensors, card, overwrite=overwrite)
 
 
 def filter_config(fitted: FittedFilter, dtype: form.Storage) -> dict[str, Any]:
@@ -78,10 +75,8 @@ def filter_config(fitted: FittedFilter, dtype: form.Storage) -> dict[str, Any]:
         "n_samples": fitted.n_samples_,
         "total_variance": fitted.total_variance_,
         "explained_variance": float(fitted.explained_variance_ratio_.sum()),
-        **_ends(fitted.singular_values_),
         "agreement": fitted.agreement_,
         "mirror_agreement": fitted.mirror_agreement_,
-        "singular_value_error": fitted.singular_value_error_,
     }
     return {
         "layer": fitted.layer,
@@ -95,13 +90,6 @@ def filter_config(fitted: FittedFilter, dtype: form.Storage) -> dict[str, Any]:
     }
 
 
-def _ends(values: Tensor) -> dict[str, float]:
-    return {
-        "largest_singular_value": float(values[0]),
-        "smallest_singular_value": float(values[-1]),
-    }
-
-
 def filter_tensors(fitted: FittedFilter, stored: torch.dtype) -> dict[str, Tensor]:
     """Return the tensors of a filter by name, its matrices in the given precision."""
     tensors = {name: getattr(fitted, f"{name}_") for name in PLAIN}
@@ -110,7 +98,7 @@ def filter_tensors(fitted: FittedFilter, stored: torch.dtype) -> dict[str, Tenso
     if fitted.resemblance_ is not None:
         tensors |= fitted.resemblance_.tensors()
     if fitted.inputs_ is not None:
-        tensors["inputs"] = fitted.inputs_.tensor
+        tensors["inputs"] = torch.stack(fitted.inputs_)
     tensors |= {name: _rounded(each, stored) for name, each in fitted.basis.tensors().items()}
     for attribute, prefix in BY_LAYER.items():
         tensors |= {prefix + path: each for path, each in getattr(fitted, attribute).items()}
@@ -164,7 +152,7 @@ def filter_arguments(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
 
 
 def _by_path(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin so, by the path of a layer that follows."""
+    """Return the tensors of a prefix by the path of a layer that follows it."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -195,12 +183,8 @@ def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _card(fitted: FittedFilter, storage: str) -> str:
     side = "input" if fitted.basis.of_input else "output"
-    folded = fitted.basis.at_input and not fitted.basis.of_input
-    applied = "input of the layer (folded)" if folded else f"{side} of the layer"
+    applied = "input" if fitted.basis.at_input else "output"
     kept = 100 * float(fitted.explained_variance_ratio_.sum())
-    agreement = ""
-    if fitted.agreement_ is not None:
-        agreement = f"| source predictions kept at gains of 1 | {100 * fitted.agreement_:.1f} % |\n"
     return f"""\
 # Spectral filter for `{fitted.layer}`
 
@@ -211,9 +195,8 @@ adaptation with the Python package `ttapca`. It belongs to the network that it w
 |---|---|
 | components | {fitted.n_components_:,} of {fitted.space_in_words()} |
 | variance kept | {kept:.2f} % |
-{agreement}| fitted on | {fitted.n_samples_:,} samples |
-| shape of a layer's output | {fitted.output_shape} |
-| applied to | the {applied}, shape {fitted.shape} |
+| fitted on | {fitted.n_samples_:,} samples |
+| applied to | the {applied} of the layer, shape {fitted.shape} |
 | computed by | the {fitted.route} route, ttapca {fitted.versions["ttapca"]}, \
 torch {fitted.versions["torch"]} |
 | accuracy | {fitted.accuracy_} |

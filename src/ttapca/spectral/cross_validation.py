@@ -69,7 +69,7 @@ class Calibration:
     resemblance: Resemblance | None = None  # of the samples
 
 
-AnyPCA = TypeVar("AnyPCA", PCA, InputPCA, FoldedPCA)
+AnyPCA = TypeVar("AnyPCA", bound=PCA | InputPCA | FoldedPCA)
 
 
 def calibrate(
