@@ -232,7 +232,7 @@ class TestFaults:
 
 def test_a_lost_task_is_named() -> None:
     parts = parts_of(DATA, [100, 200])
-    with pytest.raises(EngineError, match=r"must be read; these were lost: part .*WorkerDied"):
+    with pytest.raises(EngineError, match=r"must be read; 1 were lost: part .*WorkerDied"):
         ttapca.fit(small_convnet(), "conv1", parts, 12, engine=ShuffledEngine(lost=1))
 
 

@@ -98,7 +98,7 @@ def test_an_embedding_that_does_not_fold_takes_cosines_of_the_images(
     assert size == pytest.approx(plan.filter_bytes, abs=1e4)
     card = (tmp_path / "f" / "README.md").read_text()
     assert "Cosines of the input of layer `embed`" in card
-    assert "of 3,072 inputs |" in card
+    assert "of 3,072 inputs keep" in card
     # A filtered network is the network of filtered images.
     loaded, x = ttapca.load(tmp_path / "f"), smooth_images(6, 32, seed=4)
     attachment = ttapca.attach(model, loaded, "exponential", initial=0.1)

@@ -80,7 +80,7 @@ def test_the_folder(fitted: ttapca.FittedFilter, tmp_path: Path) -> None:
     assert config["output_shape"] == [8, 6, 6]
     card = (path / "README.md").read_text()
     assert f"# Spectral filter for `{fitted.layer}`" in card
-    assert "| components | 20 of 288 outputs |" in card
+    assert "- 20 components of 288 outputs keep" in card
 
 
 def test_saving_over_something_else(fitted: ttapca.FittedFilter, tmp_path: Path) -> None:

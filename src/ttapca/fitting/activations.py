@@ -32,12 +32,7 @@ from ttapca.fitting.channel_statistics import (
     found_logits,
 )
 from ttapca.fitting.plan import FitPlan
-from ttapca.fitting.source_statistics import (
-    MomentsKind,
-    PassConfig,
-    Side,
-    SourceStatistics,
-)
+from ttapca.fitting.source_statistics import MomentsKind, PassConfig, Side, SourceStatistics
 from ttapca.spectral.basis_choice import acts_on_input
 from ttapca.spectral.position_sample import Positions
 from ttapca.support.inputs import (
@@ -169,10 +164,7 @@ class Shapes:
 
 
 class SourceActivations:
-    """Batches of source data, and their activations at a layer; arguments as for `fit`.
-
-    `probe` looks at the first batch, to plan a fit; a reader of parts has a `PassConfig` instead.
-    """
+    """Batches of source data, and their activations at a layer; arguments as for `fit`."""
 
     def __init__(
         self,
@@ -235,7 +227,6 @@ class SourceActivations:
         self.shapes = Shapes(shapes.input, shapes.output, folds)
 
     def _first_batch(self) -> Any:
-        """Return the first batch, which will be read again."""
         iterator = iter(self._data)
         try:
             first = next(iterator)
@@ -340,7 +331,6 @@ class SourceActivations:
     def _measure(
         self, inputs: ModelInputs, activation: Tensor, positions: Tensor, into: SourceStatistics
     ) -> None:
-        """Run the samples through the whole model that the rule chooses."""
         subsample = into.config.subsample
         measured = subsample.of(positions)
         if not bool(measured.any()):
@@ -356,7 +346,6 @@ class SourceActivations:
             into.predicted.add(positions[measured], shares)
 
     def _activation(self, inputs: ModelInputs, at: Side) -> tuple[Tensor, Any]:
-        """Run the network up to the layer; return that, and what the network itself was given."""
         with (
             caught_inputs(self._core) as given,
             stopped_at(self.layer, before=at == "input") as reached,
@@ -367,7 +356,6 @@ class SourceActivations:
         return reached[0], given[0] if given else None
 
     def _check(self, activation: Tensor, config: PassConfig, where: str, samples: Tensor) -> None:
-        """Raise unless the activations have the shape of the first batch and are finite."""
         if tuple(activation.shape[1:]) != config.shape:
             raise ShapeError(
                 f"All batches must give samples of one shape at `{self.path}`; {where} gave "

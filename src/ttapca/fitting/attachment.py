@@ -109,8 +109,7 @@ def attach(
 
     Raises:
         LayerNotFoundError: The model has no such layer.
-        AttachError: The layer carries a filter already, or has other weights than a folded basis
-            belongs to, or any weights are others if `strict`.
+        AttachError: The layer carries a filter already, or its weights are others.
         OptionError: There is no such gain or option, or its value makes no sense.
 
     Example:

@@ -54,18 +54,15 @@ class ChannelSums:
     late_features: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def merge(self, other: ChannelSums) -> None:
-        """Add the sums over other images; their classes only if there are as many."""
+        """Add the sums over other images."""
         self.measured += other.measured
         self.other_rows |= other.other_rows
         _add_to(self.moments, other.moments)
-        if other.weights is None:
-            return
-        if self.weights is None or len(self.weights) == len(other.weights):
-            weights = other.weights
-            self.weights = weights if self.weights is None else self.weights + weights
-            _add_to(self.by_class, other.by_class)
-            _add_to(self.squares, other.squares)
-            self.late_features += other.late_features
+        if other.weights is not None:
+            self.weights = other.weights + (0.0 if self.weights is None else self.weights)
+        _add_to(self.by_class, other.by_class)
+        _add_to(self.squares, other.squares)
+        self.late_features += other.late_features
 
 
 # With fewer images a class, the classes cannot be told from the chance that chose the images, and a
@@ -88,11 +85,7 @@ def found_logits(output: Any, find: FindLogits | None = None) -> Tensor | None:
 
 
 class SourceChannels:
-    """Measures the channels of every BatchNorm, GroupNorm and LayerNorm layer of a model.
-
-    The model is in evaluation mode. A LayerNorm whose first dimension is not that of the images, as
-    in a transformer that has tokens first, is left out.
-    """
+    """Measures the channels of every normalisation layer of a model in evaluation mode."""
 
     def __init__(self, model: nn.Module, logits: FindLogits | None = None) -> None:
         self._model = model
@@ -115,7 +108,7 @@ class SourceChannels:
         def measure_layer(path: str, layer: nn.Module, args: tuple[Any, ...], _: Any) -> None:
             values: Tensor = args[0]  # (batch, channels, ...)
             if isinstance(layer, nn.LayerNorm) and len(values) != images:
-                batch.other_rows.add(path)
+                batch.other_rows.add(path)  # such as tokens, in a transformer that has them first
                 return
             alone = False  # a BatchNorm remembers its own moments
             if is_sample_norm(layer):
@@ -263,10 +256,7 @@ class Subsample:
 def choose_subsample(
     model: nn.Module, images: int | None, classes: int, numbers: int = 1, multiply_adds: int = 0
 ) -> Subsample:
-    """Choose the rule for a network that predicts `classes`, and for data of `images`.
-
-    One image has `numbers`, and takes `multiply_adds` of the network.
-    """
+    """Choose the rule for `images` of `numbers` each, each of which costs `multiply_adds`."""
     least = max(LEAST_IMAGES, LEAST_NUMBERS // numbers)
     most = max(least, int(MOST_MULTIPLY_ADDS / max(1, multiply_adds)))
     wanted = min(most, max(MEASURED, min(MEASURED_PER_CLASS * classes, MOST_MEASURED)))

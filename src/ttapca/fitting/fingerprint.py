@@ -29,10 +29,7 @@ SAME_WEIGHTS = 0.05
 
 
 def fingerprint(model: nn.Module, paths: Iterable[str]) -> dict[str, Tensor]:
-    """Return the fingerprints of those layers that have weights, shape (`COLUMNS`,), float32.
-
-    The empty path is the network itself, without wrappers.
-    """
+    """Return the rows of layers with weights, shape (`COLUMNS`,); "" is the network itself."""
     known = LayerPaths(model)
     found = {}
     for path in paths:

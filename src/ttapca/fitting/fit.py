@@ -63,26 +63,22 @@ def fit(
 
     Args:
         model: Any trained module.
-        layer: Dotted path of one of its layers, as in `model.named_modules()`, with or without the
-            prefixes of wrappers.
+        layer: Dotted path of one of its layers; prefixes of wrappers can be left out.
         data: A loader of training batches (tensors, pairs that start with one, or dicts with the
             model's arguments), one tensor or array, or `ttapca.datasets.Shards`; 32 samples or
             more.
-        n_components: A number of components, a fraction of the variance (a float up to 1), or None
-            for all. A number or a fraction prefers principal components to cosines.
+        n_components: A number of them, a fraction of the variance (a float up to 1), or None: all.
         progress: Wraps the batches while they are read, for example `tqdm`. Its methods `plan` and
             `stage`, if it has such, are told the `FitPlan` and the name of work without batches.
         prepare: Returns what the model takes of a batch: a tensor, a tuple of arguments, or a dict
             of arguments by name.
         logits: Finds the logits in what the model returns, such as `lambda output: output.logits`.
-        outputs: `multiclass`, `binary`, `multilabel` or `regression`; by default two or more
-            outputs are logits of classes.
+        outputs: `multiclass` (the default for two or more), `binary`, `multilabel`, `regression`.
         route: `auto`, `pca`, `dct` (cosines) or one of `folded`, `exact`, `gram` and `randomised`;
             see `ttapca.fitting.plan`.
         generator: Draws the start of the randomised route; a fixed seed by default.
         engine: Reads data in parts, with the same result: `joblib:4` or an `Engine`.
-        groups: The group of each sample in order of the data, such as its drive or its speaker:
-            samples of one group resemble each other.
+        groups: The group of each sample in order, such as its drive, if these resemble each other.
 
     Warns:
         UserWarning: The randomised route did not become as accurate as it should.
@@ -135,7 +131,6 @@ def fit(
 
 
 def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
-    """Return a filter with all that was measured beside its basis."""
     source, statistics, sums = task.source, task.statistics, task.statistics.channels
     canonical = LayerPaths(source.model).canonical
     classes = source.channels.by_class(sums)
@@ -161,7 +156,6 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
 
 
 def _warn_of_few(fitted: FittedFilter) -> None:
-    """Warn if samples that resemble each other count for fewer than a filter needs."""
     found = fitted.resemblance_
     if found is None or found.between is None or found.independent >= FEWEST_SAMPLES:
         return
@@ -181,10 +175,7 @@ def plan_fit(
     n_components: int | float | None = None,
     **options: Any,
 ) -> FitPlan:
-    """Return the plan of `fit` with these arguments, for which the model runs on a sample or two.
-
-    An iterator, which can be read once, loses its first batch.
-    """
+    """Return the plan of `fit` with these arguments; an iterator loses its first batch."""
     with _planned(model, layer, data, n_components, **options) as (*_, plan):
         return plan
 
@@ -259,11 +250,7 @@ def _agreement(
 
 
 def _mirror_agreement(source: SourceActivations, kept: list[ModelInputs]) -> float | None:
-    """Return the share of predicted classes that stay when images are mirrored, from 0 to 1.
-
-    Each prediction has the weight of its probability: if the network hesitates between classes, any
-    change may tip it. Return None if there are no images or no classes.
-    """
+    """Return the share of predicted classes that stay when images are mirrored, from 0 to 1."""
     source.tell("stage", "mirroring images")
     weights = agreeing = 0.0
     for inputs in kept:
@@ -275,6 +262,7 @@ def _mirror_agreement(source: SourceActivations, kept: list[ModelInputs]) -> flo
         back = None if seen is None else mirror_back(seen)
         if back is None or back.shape != plain.shape:
             return None
+        # If the network hesitates between classes, any change may tip it.
         probability, classes = plain.double().softmax(1).max(1)
         weights += float(probability.sum())
         agreeing += float(probability[classes == back.argmax(1)].sum())

@@ -9,7 +9,7 @@ import platform
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +48,7 @@ class FittedFilter:
 
     Attributes:
         layer: Dotted path of the layer.
-        basis: From samples to components and back; `basis.at_input` says on which side of the
-            layer.
+        basis: From samples to components and back; `basis.at_input` says on which side it acts.
         shape: Shape of one sample that is filtered, at the fit. Cosines take other sizes of images.
         output_shape: Shape of one sample of the layer's output, at the fit.
         mean_: Mean of the layer's output, float64, shape (p,); None for saved cosines at its input.
@@ -155,12 +154,10 @@ class FittedFilter:
     @property
     def accuracy_(self) -> str:
         """How exact the components are, in words."""
-        if self.singular_value_error_ is None:
+        error = self.singular_value_error_
+        if error is None:
             return self.basis.accuracy
-        return (
-            "singular values of the first half of the components are within "
-            f"{100 * self.singular_value_error_:.2g} % of exact ones"
-        )
+        return f"singular values of the first half are within {100 * error:.2g} % of exact ones"
 
     @property
     def dropped_variance_(self) -> float:
@@ -190,11 +187,7 @@ class FittedFilter:
         return f"{words} and changes {100 * (1 - self.agreement_):.1f} % of the source predictions"
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raise `ShapeError` unless samples of this shape can be filtered.
-
-        Cosines take images of any size with the channels of the fit, other bases samples of one
-        shape.
-        """
+        """Raise `ShapeError` unless samples of this shape can be filtered."""
         self.basis.check_shape(tuple(shape), self.shape)
 
     def fingerprint_of(self, model: nn.Module) -> dict[str, Tensor]:
@@ -207,11 +200,7 @@ class FittedFilter:
         return fingerprint(model, paths | {self.layer}) or fingerprint(model, {""})
 
     def check_weights(self, model: nn.Module, *, strict: bool = False) -> None:
-        """Warn if a model has other weights than that of the fit; raise if `strict`.
-
-        Rounding to another precision is no other weights, and a filter that was saved by an older
-        ttapca knows of none.
-        """
+        """Warn if a model has other weights than that of the fit; raise if `strict`."""
         if strict and not self.fingerprint_ and not self.basis.of_weights:
             raise AttachError(
                 "`strict=True` needs a filter that knows the weights it was fitted on; this one "
@@ -246,9 +235,10 @@ class FittedFilter:
             )
         bands, rest = len(band_edges(n_components)) - 1, self._rest_beyond(n_components)
         by_component = ("singular_values_", "error_bound_", "variances_", "class_reach_")
-        known = {name: getattr(self, name) for name in by_component}
         first: dict[str, Any] = {
-            name: each if each is None else each[:n_components] for name, each in known.items()
+            name: each[:n_components]
+            for name in by_component
+            if (each := getattr(self, name)) is not None
         }
         return dataclasses.replace(
             self,
@@ -335,9 +325,8 @@ class FittedFilter:
             >>> many.visible_shift(100) < few.visible_shift(100) < few.visible_shift(1)
             True
         """
-        gain = self.spectral_filter(closed_form.ClosedFormGain).gain
-        if not isinstance(gain, closed_form.ClosedFormGain):
-            raise TypeError("A filter has the gain that it was asked for.")
+        made = self.spectral_filter(closed_form.ClosedFormGain).gain
+        gain = cast(closed_form.ClosedFormGain, made)
         usual = gain.normal.batches_of(samples).normal_range(gain.threshold)
         away = usual.reach * len(usual.mean) / usual.precision.diagonal()
         return float(away.sqrt().median().exp())

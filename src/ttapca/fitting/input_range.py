@@ -71,9 +71,8 @@ class InputSums:
     @torch.no_grad()
     def add(self, samples: Any) -> None:
         """Add a batch, (batch, ...), if it is a tensor of floating-point numbers."""
-        if not isinstance(samples, Tensor) or not samples.is_floating_point():
-            return
-        if samples.dim() < 2 or not samples.numel():
+        known = isinstance(samples, Tensor) and samples.is_floating_point()
+        if not known or samples.dim() < 2 or not samples.numel():
             return
         values = at_least_float32(samples.detach())
         channels = values.shape[1] if values.dim() == 4 else 1
@@ -115,16 +114,12 @@ NEGATIVE = 0.25  # what reaches farther below zero is normalised
 
 
 class Tolerance(NamedTuple):
-    """By how much images may differ from those of the source, and the least share of its range.
+    """By how much images may differ from those of the source."""
 
-    The mean in deviations of the source, the ratio of deviations, and `outside` in widths of the
-    range.
-    """
-
-    mean: float
-    deviation: float
-    outside: float
-    span: float
+    mean: float  # in deviations of the source
+    deviation: float  # as a ratio
+    outside: float  # in widths of the source's range
+    span: float  # share of that range that images take up, at least
 
 
 SAME = Tolerance(0.75, 2.5, 0.5, 0.0)  # beyond are other units, if undoing a mistake mends it
@@ -163,7 +158,6 @@ def mistake_in(seen: InputRange, source: InputRange, images: int) -> str | None:
 
 
 def _mistakes(seen: InputRange, source: InputRange) -> list[Mistake]:
-    """Return the mistakes that are known."""
     low, width = source.low, source.high - source.low
     seen_width = (seen.high - seen.low).clamp(min=torch.finfo(low.dtype).tiny)
     ones, zeros = torch.ones_like(low), torch.zeros_like(low)
@@ -214,7 +208,6 @@ def _mistakes(seen: InputRange, source: InputRange) -> list[Mistake]:
 
 
 def _fits(seen: InputRange, source: InputRange, tolerance: Tolerance) -> bool:
-    """Return whether images are like those of the source."""
     width = source.high - source.low
     leaves = torch.maximum(source.low - seen.low, seen.high - source.high) / width
     away = ((seen.mean - source.mean) / source.deviation).mean().abs()

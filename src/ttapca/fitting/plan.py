@@ -51,16 +51,13 @@ NAMES = {
 
 @dataclass(frozen=True)
 class FitPlan:
-    """What a fit will do: the route, its memory at most, and in a few words why not another route.
-
-    Without `parallelism`, this process reads. `samples` is None if the data do not tell.
-    """
+    """What a fit will do."""
 
     route: RouteName
-    samples: int | None
-    memory_bytes: int
-    reason: str = ""
-    parallelism: Parallelism | None = None
+    samples: int | None  # None if the data do not tell
+    memory_bytes: int  # at most
+    reason: str = ""  # why not another route, in a few words
+    parallelism: Parallelism | None = None  # None if this process reads
     tasks: int = 1  # in which the parts are given out
     cosines_serve: bool = False
 
@@ -82,10 +79,7 @@ def plan_of(
     memory: int | None = None,
     parallelism: Parallelism | None = None,
 ) -> FitPlan:
-    """Choose a route, unless one is named, and say what it costs.
-
-    The memory at hand is by default what the system says; `network_bytes` of it run the network.
-    """
+    """Choose a route, unless one is named, and say what it costs beside running the network."""
     at_hand = available_memory() if memory is None else memory
     most = None if at_hand is None else int(at_hand * (1 - SPARE))
     candidates: list[tuple[RouteName, str]]
@@ -123,17 +117,14 @@ def plan_of(
 def _summed(
     candidates: list[tuple[RouteName, str]], problem: Problem
 ) -> list[tuple[RouteName, str]]:
-    """Return those candidates that need sums over the samples only."""
     names: list[RouteName] = [name for name, _ in candidates]
     found = [each for each in candidates if route_cost(each[0], problem).summed]
     if not found:
         size = problem.filtered
         raise OptionError(
             f"The {' and '.join(names)} route needs all samples in one process; here several read "
-            f"them, and sums over {size:,} x {size:,} products, "
-            f"{FLOAT64 * size**2 / 1e9:,.1f} GB, are all that they send. Read the data in one "
-            'process, fit at a layer with fewer inputs or outputs, or take `route="exact"` if '
-            "that many fit into memory six times."
+            "them. Read the data in one process, fit at a layer with fewer inputs or outputs, or "
+            f'take `route="exact"` if {size:,} x {size:,} numbers fit into memory six times.'
         )
     if found[0] != candidates[0]:
         found[0] = found[0][0], "from sums, since several processes read"
@@ -141,15 +132,9 @@ def _summed(
 
 
 def _way_out(problem: Problem, route: RouteChoice) -> str:
-    less = (
-        "Ask for fewer components, read smaller batches, or fit at a layer with fewer inputs or "
-        "outputs."
-    )
+    less = "Ask for fewer components, read smaller batches, or fit at a smaller layer."
     if not has_cosines(problem.filtered_shape):
-        return (
-            f"{less} Images take cosines, which need little memory: fit at the layer that takes "
-            "them; if there is none, pass them through an `nn.Identity` first, and fit at that."
-        )
+        return f"{less} The layer that takes the images can have cosines, which need little memory."
     if route not in ("auto", "dct"):
         return f"Take `route='dct'`, or leave `route` at auto. {less}"
     return less

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -27,8 +26,7 @@ from torch import Tensor, nn
 from ttapca.engines import Engine, Finished, Lost, engine_of
 from ttapca.engines.artifacts import Artifact, write_artifact
 from ttapca.errors import DataFormatError, EngineError, OptionError, ShapeError
-from ttapca.fitting.activations import Prepare, SourceActivations
-from ttapca.fitting.channel_statistics import FindLogits
+from ttapca.fitting.activations import SourceActivations
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.plan import FitPlan, Parallelism, RouteChoice
 from ttapca.fitting.source_statistics import PassConfig, SourceStatistics, merged
@@ -46,19 +44,15 @@ _one_at_a_time = Lock()
 
 @runtime_checkable
 class PartedData(Protocol):
-    """Data in parts that can be read independently; as a loader, all of them in order."""
+    """Data in parts that can be read independently; as a loader, all of them in order.
 
-    @property
-    def parts(self) -> Sequence[Any]:
-        """The parts, in order: each has a length, in samples, and yields batches as a loader does.
+    Each part has a length, in samples, and yields batches as a loader does. Parts are pickled if an
+    engine reads them in other processes. `str(part)` names a part in messages. A method `check`, if
+    a part has one, raises in a process that does not see its data.
+    """
 
-        They are pickled if an engine reads them in other processes. `str(part)` names a part in
-        messages. A method `check`, if there is one, raises in a process that does not see the data.
-        """
-
-    @property
-    def batch_size(self) -> int:
-        """How many samples batches have, except for the last one of a part."""
+    parts: Sequence[Any]
+    batch_size: int  # except for the last batch of a part
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of all parts."""
@@ -72,20 +66,12 @@ def placed(parts: Sequence[Any], first: int = 0) -> list[PlacedPart]:
     return list(zip(parts, itertools.accumulate(map(len, parts), initial=first), strict=False))
 
 
-@dataclass(frozen=True, eq=False)
 class PartReader:
     """Collects from parts of the data what a fit needs; pickled if an engine reads elsewhere."""
 
-    model: nn.Module
-    layer: str
-    prepare: Prepare | None
-    logits: FindLogits | None
-    config: PassConfig
-
-    @classmethod
-    def of(cls, source: SourceActivations, config: PassConfig) -> PartReader:
-        """Return a reader of parts that works as the source."""
-        return cls(source.model, source.path, source.prepare, source.find_logits, config)
+    def __init__(self, source: SourceActivations, config: PassConfig) -> None:
+        self.model, self.layer, self.config = source.model, source.path, config
+        self.prepare, self.logits = source.prepare, source.find_logits
 
     def __call__(self, parts: Iterable[PlacedPart]) -> SourceStatistics:
         """Read some parts, one after the other."""
@@ -112,7 +98,6 @@ def _read_parts(reader: Artifact[PartReader], parts: Sequence[PlacedPart]) -> So
 
 
 def _check_parts(parts: Iterable[PlacedPart]) -> None:
-    """Raise unless this process finds these parts, as far as they can tell."""
     for part, _ in parts:
         check = getattr(part, "check", None)
         if check is not None:
@@ -150,10 +135,9 @@ class DataReader:
     def _statistics(
         self, source: SourceActivations, config: PassConfig, plan: FitPlan
     ) -> SourceStatistics:
-        """Return the statistics of the data, or of their parts, that this process reads."""
         del plan  # there is one task
         if self._parts:
-            reader = PartReader.of(source, config)
+            reader = PartReader(source, config)
             return reader(source.watched(self._parts, "part", len(self._parts)))
         into = SourceStatistics(config, source.device)
         source.collect(into, self._positions)
@@ -180,26 +164,21 @@ class EngineReader(DataReader):
     def _statistics(
         self, source: SourceActivations, config: PassConfig, plan: FitPlan
     ) -> SourceStatistics:
-        """Read all parts once, and merge the results of the workers as they arrive."""
         if not self._engine.remote:
             return super()._statistics(source, config, plan)
         tasks = _divided(self._parts, plan.tasks)
         check = partial(_check_parts, self._parts[:: -(-len(self._parts) // CHECKED_PARTS)])
         with TemporaryDirectory(prefix="ttapca-fit-") as folder:
-            network = write_artifact(PartReader.of(source, config), Path(folder), "the network")
+            network = write_artifact(PartReader(source, config), Path(folder), "the network")
             work = partial(_read_parts, network)
             with closing(self._engine.run(tasks, work, needs=[network], ready=check)) as run:
                 return merged(source.watched(_results(run), "task", len(tasks)))
 
 
 def _divided(parts: Sequence[PlacedPart], tasks: int) -> list[list[PlacedPart]]:
-    """Divide parts into at most that many runs of about as many samples."""
-    last, first = parts[-1]
-    samples = max(1, first + len(last))
-    runs: list[list[PlacedPart]] = [[] for _ in range(tasks)]
-    for part, first in parts:
-        runs[min(tasks - 1, int(tasks * (first + len(part) / 2) / samples))].append((part, first))
-    return [run for run in runs if run]
+    """Divide parts into runs of about as many parts."""
+    ends = [len(parts) * number // tasks for number in range(tasks + 1)]
+    return [list(parts[a:b]) for a, b in itertools.pairwise(ends)]
 
 
 def _results(
@@ -209,9 +188,8 @@ def _results(
     for ending in endings:
         if isinstance(ending, Lost):
             names = ", ".join(str(part) for part, _ in ending.task[:NAMED])
-            more = f" and {len(ending.task) - NAMED:,} more" if len(ending.task) > NAMED else ""
             raise EngineError(
-                f"All parts of the data must be read; these were lost: {names}{more}. "
+                f"All parts of the data must be read; {len(ending.task):,} were lost: {names}. "
                 f"{ending.reason}."
             )
         yield ending.result

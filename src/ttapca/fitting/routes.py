@@ -1,11 +1,9 @@
 """The routes of a fit: five ways from source data to a basis.
 
-Three need sums over the samples only, so that several processes can read the data: **folded**, for
-an affine layer whose input is smaller than its output or is the model's images, exact in the space
-of its input; **exact**, for any other layer, by one p x p matrix; **dct**, for images, and for maps
-that are too large for a basis of vectors: cosines with exact variances. Two need the samples
-themselves: **gram**, for few samples, exact by one samples x samples matrix; and **randomised**,
-for many samples of a long layer, by a few passes over the data until an error bound is met.
+Three need sums over the samples only, so that several processes can read the data: **folded**,
+exact in the space of an affine layer's input; **exact**, by one p x p matrix; **dct**, cosines with
+exact variances. Two need the samples themselves: **gram**, for few of them, exact by one samples x
+samples matrix; and **randomised**, by a few passes over the data until an error bound is met.
 
 Another route is a function here, its entry in `SUMMED` or `SAMPLED`, and its name and cost in
 `ttapca.fitting.plan`.
@@ -39,15 +37,7 @@ from ttapca.spectral.cross_validation import (
     calibrate_fixed,
     rest_of,
 )
-from ttapca.spectral.folded import (
-    Folded,
-    FoldedPCA,
-    InputGram,
-    InputPCA,
-    LinearPart,
-    fold,
-    is_affine,
-)
+from ttapca.spectral.folded import Folded, FoldedPCA, InputGram, LinearPart, fold, is_affine
 from ttapca.spectral.image_statistics import measure, textures
 from ttapca.spectral.pca import PCA, Decomposition, Moments, SampleGram, hold
 from ttapca.spectral.position_sample import HELD_OUT
@@ -121,7 +111,6 @@ class FitTask:
         return dataclasses.replace(found, resemblance=resemblance)
 
     def _groups_at(self, positions: Tensor) -> list[Hashable] | None:
-        """Return the groups of samples by their positions."""
         if self.groups is None:
             return None
         if len(self.groups) != self.statistics.samples:
@@ -140,7 +129,6 @@ class FitTask:
     def _resemblance(
         self, calibration: Calibration, positions: Tensor, groups: list[Hashable] | None
     ) -> Resemblance:
-        """Return how far the samples of a calibration resemble each other."""
         order = calibration.rows.argsort()
         energies, rows = calibration.energies[order], calibration.rows[order]
         if calibration.rest is not None:
@@ -148,9 +136,9 @@ class FitTask:
             energies = torch.cat([energies, (rest / rest.mean())[:, None]], 1)
         predicted = self.statistics.predicted.at(positions[rows])
         known = predicted >= 0
-        classes = predicted[known] if bool(known.any()) else None
-        if classes is not None:
-            energies, rows = energies[known], rows[known]
+        classes = None
+        if bool(known.any()):
+            classes, energies, rows = predicted[known], energies[known], rows[known]
         of_rows = None if groups is None else [groups[row] for row in rows.tolist()]
         found = measured_resemblance(energies, classes, of_rows)
         stand_for = len(calibration.energies) / len(energies)
@@ -217,8 +205,6 @@ def summed_config(task: FitTask, route: RouteName) -> PassConfig:
 def _without(
     moments: Moments, find: Callable[[Moments], AnyPCA]
 ) -> Callable[[Tensor, list[int]], AnyPCA]:
-    """Return a function that decomposes the moments without some samples."""
-
     def without(samples: Tensor, _positions: list[int]) -> AnyPCA:
         found = find(moments.remove(samples))
         moments.update(samples)
@@ -231,12 +217,9 @@ def _folded(task: FitTask) -> FittedFilter:
     moments = cast(Moments, task.statistics.moments)
     linear = LinearPart(task.source.layer, task.statistics.config.shape)
     pca = fold(moments, linear, task.n_components)
-    basis = Folded(*pca.both_ways(linear))
+    basis_of = partial(_basis_of, linear=linear)
+    basis = basis_of(pca)  # before others are made of these moments
     without = _without(moments, partial(fold, linear=linear, n_components=None))
-
-    def basis_of(found: InputPCA) -> Basis:  # `both_ways` changes what it is called on
-        return Folded(*found.both_ways(linear))
-
     return task.fitted("folded", basis, pca, task.cross_validated(pca, without, basis_of))
 
 
@@ -302,5 +285,10 @@ SAMPLED: dict[RouteName, Callable[[FitTask], FittedFilter]] = {
 }
 
 
-def _basis_of(pca: PCA | FoldedPCA) -> Basis:
-    return Dense(pca.basis) if isinstance(pca, PCA) else Folded(pca.project, pca.rebuild)
+def _basis_of(pca: AnyPCA, linear: LinearPart | None = None) -> Basis:
+    match pca:
+        case PCA():
+            return Dense(pca.basis)
+        case FoldedPCA():
+            return Folded(pca.project, pca.rebuild)
+    return Folded(*pca.both_ways(cast(LinearPart, linear)))

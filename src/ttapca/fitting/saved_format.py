@@ -92,14 +92,8 @@ def _has_outliers(measured: Tensor) -> bool:
 _Meaning = tuple[str, Callable[[Tensor], bool]]
 POSITIVE: _Meaning = "above 0", lambda x: bool((x > 0).all())
 NOT_NEGATIVE: _Meaning = "not below 0", lambda x: bool((x >= 0).all())
-FALLING: _Meaning = (
-    "above 0 and falling",
-    lambda x: bool(x[-1] > 0) and bool((x.diff() <= 0).all()),
-)
-CORRELATIONS: _Meaning = (
-    "correlations from 0 to 1, one for each layer",
-    lambda x: bool(((x >= 0) & (x <= 1)).all()),
-)
+FALLING: _Meaning = "above 0 and falling", lambda x: bool(x[-1] > 0 and (x.diff() <= 0).all())
+CORRELATIONS: _Meaning = "correlations from 0 to 1", lambda x: bool(((x >= 0) & (x <= 1)).all())
 SHARES: _Meaning = (
     "above 0, with a sum of 1",
     lambda x: bool((x > 0).all()) and abs(float(x.sum()) - 1) < ROUNDING,
@@ -157,7 +151,6 @@ def _check_there(name: str, tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _check_shapes(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raise unless the shapes in a config are possible and fit together."""
     shape = config["shape"]
     rules: dict[str, Rule] = {
         "shape": kind_of(config, tensors).shape_rule,
@@ -235,7 +228,6 @@ def _forms(
 
 
 def _pair_forms(tensors: Mapping[str, Tensor], classes: int) -> dict[str, TensorForm]:
-    """Return the forms of a `PairStatistic`."""
     if PAIR_NUMBERS not in tensors:
         return {}
     layers = [name for name in tensors if name.startswith(PAIRS)]
@@ -262,7 +254,6 @@ def _rows_and_columns(tensor: Tensor | None) -> tuple[int, int]:
 def _check_form(
     name: str, tensor: Tensor, form: TensorForm, storage: torch.dtype, path: Path
 ) -> None:
-    """Raise unless a tensor has its form."""
     shape, dtype = tuple(tensor.shape), form.dtype or storage
     if shape != form.shape:
         fault = f"have shape {form.shape}, by its config; found {shape}. Save the filter again."
@@ -370,12 +361,10 @@ def unpacked(
 
 
 def _steps_of(mean: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a mean as whole numbers of 16 bits, and the step and the offset that they count from.
-
-    A step is a power of two and the offset is whole, so that nothing is lost on the way back.
-    """
+    """Return a mean as whole numbers of 16 bits, and their step and offset."""
     low, high = float(mean.min()), float(mean.max())
     finest = max(FINEST * max(abs(low), abs(high)), torch.finfo(torch.float32).tiny)
+    # A power of two and a whole offset: nothing is lost on the way back.
     step = 2.0 ** math.ceil(math.log2(max((high - low) / (MOST_STEPS - 1), finest)))
     offset = math.floor(low / step) + 2**15
     steps = (mean / step).round() - offset

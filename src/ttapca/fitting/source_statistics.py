@@ -1,8 +1,7 @@
 """The statistics that one pass over source data collects, for all of the data or a part of them.
 
-Everything here is a sum, or a choice by position (`ttapca.spectral.position_sample`). So the
-statistics of parts merge, in any order, into those of one pass over all parts, up to the rounding
-of sums in float64. Between processes they are pickled.
+Everything here is a sum, or a choice by position. So the statistics of parts merge, in any order,
+into those of one pass over all parts, up to rounding in float64.
 """
 
 from __future__ import annotations
@@ -54,11 +53,8 @@ class ClassSums:
             self.sums, self.weights = self.sums + other.sums, self.weights + other.weights
 
     def means(self) -> tuple[Tensor, Tensor] | None:
-        """Return means, shape (classes, size), and shares, (classes,); None if there are none.
-
-        Each class has one more sample, which is the mean of all, so that a rare class is not far by
-        chance.
-        """
+        """Return means, shape (classes, size), and shares, (classes,); None if there are none."""
+        # Each class has one more sample, the mean of all: a rare class is not far by chance.
         if self.sums is None or self.weights is None:
             return None
         total = self.weights.sum()
@@ -72,27 +68,22 @@ class PredictedClasses:
     """Remembers which class the network predicts for samples, by their positions."""
 
     def __init__(self) -> None:
-        self._rows = torch.empty(2, 0, dtype=torch.int64)  # positions and classes
+        self._known: dict[int, int] = {}
 
     def add(self, positions: Tensor, shares: Tensor) -> None:
         """Add samples at these positions, given their class probabilities, (samples, classes)."""
         if len(positions) == len(shares):
-            rows = torch.stack([positions, shares.argmax(1).cpu()])
-            self._rows = torch.cat([self._rows, rows], 1)
+            found = zip(positions.tolist(), shares.argmax(1).tolist(), strict=True)
+            self._known.update(found)
 
     def merge(self, other: PredictedClasses) -> None:
         """Add the predictions of other samples."""
-        self._rows = torch.cat([self._rows, other._rows], 1)
+        self._known |= other._known
 
     def at(self, positions: Tensor) -> Tensor:
         """Return the classes of the samples at these positions, -1 for those not predicted."""
-        known, order = self._rows[0].sort()
-        found = torch.full_like(positions, -1)
-        if len(known):
-            place = torch.searchsorted(known, positions).clamp(max=len(known) - 1)
-            there = known[place] == positions
-            found[there] = self._rows[1][order][place[there]]
-        return found
+        known = [self._known.get(each, -1) for each in positions.tolist()]
+        return torch.tensor(known, dtype=torch.int64)
 
 
 # Some of the data are kept, evenly distributed, to predict them again after the fit.
@@ -104,8 +95,7 @@ KEPT_NUMBERS = 2**23  # of all of them together, at most
 class KeptInputs:
     """The first samples of some blocks of the data, evenly distributed over all blocks.
 
-    A block is a batch as it is usually read, of samples of `numbers` numbers. Positions alone
-    decide which are kept, as in `ttapca.spectral.position_sample`.
+    A block is a batch as it is usually read. Positions alone decide which are kept.
     """
 
     def __init__(self, block: int, numbers: int) -> None:

@@ -65,8 +65,7 @@ def save_filter(fitted: FittedFilter, path: Path, *, dtype: form.Storage, overwr
     tensors = filter_tensors(fitted, stored_dtype(dtype))
     if "order" in tensors:
         tensors = form.packed(tensors, math.prod(fitted.shape))
-    config, card = filter_config(fitted, dtype), _card(fitted, dtype)
-    write_folder(path, config, tensors, card, overwrite=overwrite)
+    write_folder(path, filter_config(fitted, dtype), tensors, _card(fitted), overwrite=overwrite)
 
 
 def filter_config(fitted: FittedFilter, dtype: form.Storage) -> dict[str, Any]:
@@ -152,7 +151,6 @@ def filter_arguments(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
 
 
 def _by_path(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors of a prefix by the path of a layer that follows it."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -168,7 +166,6 @@ def stored_dtype(name: str) -> torch.dtype:
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a matrix in the precision it is stored in; whole numbers stay as they are."""
     if not tensor.is_floating_point():
         return tensor
     rounded = tensor.to(dtype)
@@ -181,9 +178,8 @@ def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return rounded
 
 
-def _card(fitted: FittedFilter, storage: str) -> str:
+def _card(fitted: FittedFilter) -> str:
     side = "input" if fitted.basis.of_input else "output"
-    applied = "input" if fitted.basis.at_input else "output"
     kept = 100 * float(fitted.explained_variance_ratio_.sum())
     return f"""\
 # Spectral filter for `{fitted.layer}`
@@ -191,16 +187,8 @@ def _card(fitted: FittedFilter, storage: str) -> str:
 {fitted.basis.kind} of the {side} of layer `{fitted.layer}` on source data, for test-time
 adaptation with the Python package `ttapca`. It belongs to the network that it was fitted on.
 
-| | |
-|---|---|
-| components | {fitted.n_components_:,} of {fitted.space_in_words()} |
-| variance kept | {kept:.2f} % |
-| fitted on | {fitted.n_samples_:,} samples |
-| applied to | the {applied} of the layer, shape {fitted.shape} |
-| computed by | the {fitted.route} route, ttapca {fitted.versions["ttapca"]}, \
-torch {fitted.versions["torch"]} |
-| accuracy | {fitted.accuracy_} |
-| stored as | {storage} |
+- {fitted.n_components_:,} components of {fitted.space_in_words()} keep {kept:.2f} % of the variance
+- {fitted.n_samples_:,} samples; {fitted.accuracy_}
 
 ```python
 import ttapca
@@ -280,10 +268,7 @@ def read_filter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read what `write_folder` wrote, and compare it with its checksums.
-
-    A folder that a killed process left beside its place is put back first.
-    """
+    """Read what `write_folder` wrote, and compare it with its checksums."""
     return read_replaceable(path, functools.partial(_read_folder, path))
 
 

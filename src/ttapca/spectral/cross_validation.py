@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ class Calibration:
     resemblance: Resemblance | None = None  # of the samples
 
 
-AnyPCA = TypeVar("AnyPCA", bound=PCA | InputPCA | FoldedPCA)
+AnyPCA = PCA | InputPCA | FoldedPCA
 
 
 def calibrate(
