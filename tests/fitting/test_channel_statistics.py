@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ttapca
+from fitting.parted import rewrite
 from ttapca.errors import SavedFilterError
 from ttapca.fitting.activations import ModelInputs
 from ttapca.fitting.channel_statistics import (
@@ -25,7 +26,6 @@ from ttapca.fitting.channel_statistics import (
     choose_subsample,
 )
 from ttapca.fitting.source_statistics import KEPT_PARTS, KEPT_SAMPLES
-from ttapca.fitting.store import read_folder, write_folder
 from ttapca.spectral.source_classes import LayerClasses
 
 
@@ -187,9 +187,8 @@ def test_damaged_ones_are_refused(
     model: nn.Module, tmp_path: Path, change: Any, fault: str
 ) -> None:
     ttapca.fit(model, "patches", images(64), 20).save(tmp_path / "filter")
-    config, tensors = read_folder(tmp_path / "filter")
-    tensors["layer_norm:norm"] = change(tensors["layer_norm:norm"])
-    write_folder(tmp_path / "filter", config, tensors, "")
+    name = "layer_norm:norm"
+    rewrite(tmp_path / "filter", lambda _, tensors: tensors.update({name: change(tensors[name])}))
     with pytest.raises(SavedFilterError, match=f"`layer_norm:norm` .* {fault}"):
         ttapca.load(tmp_path / "filter")
 

@@ -78,7 +78,7 @@ def fit(
             see `ttapca.fitting.plan`.
         generator: Draws the start of the randomised route; a fixed seed by default.
         engine: Reads data in parts, with the same result: `joblib:4` or an `Engine`.
-        groups: The group of each sample in order, such as its drive, if these resemble each other.
+        groups: Each sample's group in order, such as its drive: samples of one group are alike.
 
     Warns:
         UserWarning: The randomised route did not become as accurate as it should.

@@ -134,7 +134,10 @@ def _summed(
 def _way_out(problem: Problem, route: RouteChoice) -> str:
     less = "Ask for fewer components, read smaller batches, or fit at a smaller layer."
     if not has_cosines(problem.filtered_shape):
-        return f"{less} The layer that takes the images can have cosines, which need little memory."
+        return (
+            f"{less} Cosines of images need little memory: fit at the layer that takes the images, "
+            "or pass them through an `nn.Identity` first."
+        )
     if route not in ("auto", "dct"):
         return f"Take `route='dct'`, or leave `route` at auto. {less}"
     return less
