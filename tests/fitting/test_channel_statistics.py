@@ -221,20 +221,6 @@ def test_layers_whose_channels_or_images_are_elsewhere_are_left_alone(make: Any)
     assert channels.by_class(sums) is None
 
 
-def test_they_are_saved(grouped_network: nn.Module, model: nn.Module, tmp_path: Path) -> None:
-    groups = ttapca.fit(grouped_network, "0", images(300, side=6), 20)
-    tokens = ttapca.fit(model, "patches", images(300), 20)
-    for fitted, name, paths in (
-        (groups, "group_norm_", ["1", "4"]),
-        (tokens, "layer_norm_", PATHS),
-    ):
-        fitted.save(tmp_path / name, dtype="bfloat16")
-        known, again = getattr(fitted, name), getattr(ttapca.load(tmp_path / name), name)
-        assert set(again) == set(paths)
-        assert all(torch.equal(again[path], value) for path, value in known.items())
-        assert getattr(fitted.truncated(5), name).keys() == known.keys()
-
-
 # Which images are run through the whole network.
 
 

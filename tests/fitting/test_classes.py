@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import ttapca
-from fitting.parted import rewrite
+from fitting.parted import assert_same, rewrite
 from oracles import images, small_convnet
 from scripted_classes import CLASSES, fitted, network, pictures, source
 from ttapca.errors import SavedFilterError
@@ -106,19 +106,10 @@ def test_few_layers_and_few_images_say_nothing_of_pairs() -> None:
 
 
 def test_a_saved_filter_knows_its_classes(tmp_path: Path) -> None:
-    fitted().save(tmp_path / "filter")
-    known, loaded = classes_of(fitted()), classes_of(ttapca.load(tmp_path / "filter"))
-    assert torch.equal(loaded.shares, known.shares)
-    assert torch.equal(loaded.loadings, known.loadings)
-    assert loaded.layers.keys() == known.layers.keys()
-    assert all(torch.equal(loaded.layers[path], each) for path, each in known.layers.items())
-    assert loaded.likeness == pytest.approx(known.likeness, rel=1e-6)
-    assert loaded.pairs is not None
-    assert known.pairs is not None
-    assert torch.equal(loaded.pairs.numbers, known.pairs.numbers)
-    assert loaded.pairs.layers.keys() == known.pairs.layers.keys()
-    for path, each in known.pairs.layers.items():
-        assert torch.equal(loaded.pairs.layers[path], each)
+    fitted().save(tmp_path / "filter", dtype="float64")
+    loaded = ttapca.load(tmp_path / "filter")
+    assert classes_of(loaded).pairs is not None
+    assert_same(loaded, fitted(), 0.0)
 
 
 def test_a_loaded_filter_predicts_as_the_one_that_was_saved(tmp_path: Path) -> None:

@@ -78,17 +78,6 @@ def test_of_words_nothing_is_measured() -> None:
     assert ttapca.fit(model, "2", words).inputs_ is None
 
 
-def test_it_is_saved_and_survives_truncation(tmp_path: Path) -> None:
-    fitted = ttapca.fit(small_convnet(), "conv1", DATA, 20).truncated(5)
-    fitted.save(tmp_path / "filter")
-    assert np.array_equal(measured(ttapca.load(tmp_path / "filter")), measured(fitted))
-
-
-def test_filters_of_older_versions_know_nothing_of_it() -> None:
-    saved = Path(__file__).parent / "saved_filters"
-    assert [ttapca.load(each).inputs_ for each in sorted(saved.iterdir())] == [None] * 4
-
-
 @pytest.mark.parametrize("change", [lambda x: -x, lambda x: x.flip(0), lambda x: x * torch.nan])
 def test_numbers_that_no_inputs_have_are_refused(tmp_path: Path, change) -> None:
     path = tmp_path / "filter"

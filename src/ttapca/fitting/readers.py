@@ -99,9 +99,8 @@ def _read_parts(reader: Artifact[PartReader], parts: Sequence[PlacedPart]) -> So
 
 def _check_parts(parts: Iterable[PlacedPart]) -> None:
     for part, _ in parts:
-        check = getattr(part, "check", None)
-        if check is not None:
-            check()
+        if hasattr(part, "check"):
+            part.check()
 
 
 class DataReader:

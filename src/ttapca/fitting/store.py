@@ -16,7 +16,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import safetensors.torch
 import torch
@@ -161,8 +161,7 @@ def _by_path(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def stored_dtype(name: str) -> torch.dtype:
     """Return the precision of that name, or raise `OptionError`."""
     check_option("dtype", name, OneOf(get_args(form.Storage)))
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+    return cast(torch.dtype, getattr(torch, name))
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
