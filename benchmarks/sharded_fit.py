@@ -262,8 +262,7 @@ def _forecast(rates: dict[str, float], route: str, problem: Problem) -> dict[str
         reading = PHOTOGRAPH / STORAGE + rates["seconds a photograph is decoded"]
         summing = rates["seconds an image in cosines"]
         sent = cost.summed
-    parallelism = Parallelism(10 * WORKERS, WORKERS, here=False, words="")
-    tasks, memory = parallelism.tasks(cost), max(cost.memory, parallelism.held(cost))
+    tasks, memory = Parallelism(10 * WORKERS, WORKERS, "").tasks(cost), cost.merging
     moving = sent / LINK + sent / rates["bytes a second packed and unpacked"]
     merging = cost.summed / rates["bytes a second merged"]
     rounds = math.ceil(math.log2(WORKERS))

@@ -71,7 +71,7 @@ def adapted() -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("name", "walk", "files", "changes"),
     [
-        ("fit", fitted, 33, 323),
+        ("fit", fitted, 32, 303),
         ('adapt(model, "wiener")', adapted, 40, 140),
         ('a call of "ttapca-relu"', lambda: called("ttapca-relu"), 12, 55),
         ('a call of "wiener"', lambda: called("wiener"), 29, 259),

@@ -1,4 +1,4 @@
-"""Data in parts, engines that end tasks in any order, and a comparison of filters."""
+"""Data in parts, engines that end tasks in any order; networks, and filters to compare."""
 
 from __future__ import annotations
 
@@ -6,15 +6,33 @@ import pickle
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from golden.record import with_weights
+from oracles import small_convnet
+from small_networks import TokenNet, group_norm_convnet
 from ttapca import FittedFilter
 from ttapca.engines import Finished, Lost
-from ttapca.fitting.store import filter_config, filter_tensors
+from ttapca.fitting.store import filter_config, filter_tensors, read_folder, write_folder
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "BatchNorm": small_convnet,
+    "GroupNorm": lambda: with_weights(group_norm_convnet().double()).eval(),
+    "LayerNorm": lambda: with_weights(TokenNet().double()).eval(),
+}
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], object]) -> Path:
+    """Change a saved filter as a stranger would, with checksums that fit."""
+    config, tensors = read_folder(folder)
+    change(config, tensors)
+    write_folder(folder, config, tensors, "")
+    return folder
 
 
 @dataclass(frozen=True, eq=False)

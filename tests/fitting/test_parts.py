@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ttapca
-from fitting.parted import Parts, ShuffledEngine, TensorPart, assert_same, parts_of
-from golden.record import with_weights
+from fitting.parted import NETWORKS, Parts, ShuffledEngine, TensorPart, assert_same, parts_of
 from oracles import images, left_untouched, small_convnet
-from small_networks import TokenNet, group_norm_convnet
 from ttapca.engines import SerialEngine
 from ttapca.errors import (
     DataFormatError,
@@ -25,7 +23,6 @@ from ttapca.errors import (
     NonFiniteError,
     NotEnoughDataError,
     OptionError,
-    OutOfMemoryError,
     ShapeError,
 )
 from ttapca.fitting import channel_statistics
@@ -36,11 +33,6 @@ from ttapca.spectral import position_sample
 
 SAMPLES, BATCH = 420, 16
 DATA = images(SAMPLES)
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "BatchNorm": small_convnet,
-    "GroupNorm": lambda: with_weights(group_norm_convnet().double()),
-    "LayerNorm": lambda: with_weights(TokenNet().double()),
-}
 CASES = [
     ("BatchNorm", "conv1", "folded"),
     ("BatchNorm", "bn1", "exact"),
@@ -138,7 +130,7 @@ def test_processes_of_joblib() -> None:
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=40))
 def test_few_results_wait_for_others(sizes: list[int]) -> None:
-    """The parent holds about log2 of them; what it holds is counted by a kind of sum."""
+    """The parent holds two of them; what it holds is counted by a kind of sum."""
 
     class Sum:
         held = most = 0
@@ -148,14 +140,13 @@ def test_few_results_wait_for_others(sizes: list[int]) -> None:
             Sum.held += 1
             Sum.most = max(Sum.most, Sum.held)
 
-        def merge(self, other: Sum) -> Sum:
+        def merge(self, other: Sum) -> None:
             self.value += other.value
             Sum.held -= 1
-            return self
 
     found = merged(Sum(size) for size in sizes)  # type: ignore[arg-type, misc]
     assert found.value == sum(sizes)  # type: ignore[attr-defined]
-    assert Sum.most <= max(1, len(sizes)).bit_length() + 1
+    assert Sum.most <= 2
 
 
 def test_the_plan_says_who_reads() -> None:
@@ -164,7 +155,6 @@ def test_the_plan_says_who_reads() -> None:
     assert plan.parallelism is not None
     assert (plan.route, plan.samples, plan.tasks, plan.parallelism.workers) == ("folded", 420, 4, 2)
     assert "420 samples in 4 parts, read by 2 workers: up to" in str(plan)
-    assert "GB of memory here and" in str(plan)
     alone = plan_fit(small_convnet(), "conv1", data, 12)
     assert (alone.parallelism, alone.samples, alone.route) == (None, 420, "folded")
 
@@ -185,7 +175,7 @@ def test_routes_that_need_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
         plan = plan_fit(small_convnet(), "bn1", data, 12, engine=engine)
         assert (plan.route, plan.reason) == ("dct", "from sums, since several processes read")
         flat = nn.Sequential(nn.Flatten(), nn.Linear(108, 90), nn.ReLU()).double()
-        with pytest.raises(OptionError, match=r"The gram route .* 90 x 90 .*`route=\"exact\"`"):
+        with pytest.raises(OptionError, match=r"The gram route .*`route=\"exact\"` if 90 x 90 "):
             ttapca.fit(flat, "2", data, 12, engine=engine)
     monkeypatch.setattr("ttapca.fitting.plan.FEW_FROM", 20)
     monkeypatch.setattr("ttapca.fitting.plan.SMALL", 10**6)
@@ -193,16 +183,6 @@ def test_routes_that_need_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan_fit(small_convnet(), "bn1", few, 12).route == "gram"
     plan = plan_fit(small_convnet(), "bn1", few, 12, engine=engine)
     assert (plan.route, plan.reason) == ("exact", "from sums, since several processes read")
-
-
-def test_processes_of_this_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = parts_of(DATA, range(10, 400, 10))
-    monkeypatch.setattr("ttapca.fitting.plan.available_memory", lambda: 3 * 10**9)
-    # This process has whatever earlier tests left in it.
-    monkeypatch.setattr("ttapca.fitting.plan.resident_memory", lambda: 4 * 10**8)
-    assert plan_fit(small_convnet(), "conv1", data, 12, engine="joblib:2").worker_bytes > 10**8
-    with pytest.raises(OutOfMemoryError, match="Let fewer processes read"):
-        plan_fit(small_convnet(), "conv1", data, 12, engine="joblib:40")
 
 
 @pytest.mark.parametrize("engine", [None, ShuffledEngine()])
@@ -245,7 +225,7 @@ class TestFaults:
 
 def test_a_lost_task_is_named() -> None:
     parts = parts_of(DATA, [100, 200])
-    with pytest.raises(EngineError, match=r"must be read; these were lost: part .*WorkerDied"):
+    with pytest.raises(EngineError, match=r"must be read; 1 were lost: part .*WorkerDied"):
         ttapca.fit(small_convnet(), "conv1", parts, 12, engine=ShuffledEngine(lost=1))
 
 

@@ -95,10 +95,10 @@ def test_an_embedding_that_does_not_fold_takes_cosines_of_the_images(
     assert fitted.classes_.layers.keys() == fitted.layer_norm_.keys()
     fitted.save(tmp_path / "f")
     size = sum(file.stat().st_size for file in (tmp_path / "f").iterdir())
-    assert size == pytest.approx(plan.filter_bytes, abs=1e4)
+    assert size < 3e5
     card = (tmp_path / "f" / "README.md").read_text()
     assert "Cosines of the input of layer `embed`" in card
-    assert "of 3,072 inputs |" in card
+    assert "of 3,072 inputs keep" in card
     # A filtered network is the network of filtered images.
     loaded, x = ttapca.load(tmp_path / "f"), smooth_images(6, 32, seed=4)
     attachment = ttapca.attach(model, loaded, "exponential", initial=0.1)
@@ -147,16 +147,14 @@ def test_the_plan_at_224_pixels(components: int | None) -> None:
     for count in (300, 20_000):
         plan = plan_fit(model, "embed", photographs(count), components)
         assert plan.route == "dct"
-        assert plan.filter_bytes < 1e6
         assert plan.memory_bytes < 3e9
 
 
 def test_tokens_take_principal_components(monkeypatch: pytest.MonkeyPatch) -> None:
     model = PatchTransformer(224, 16, 768, linear=True)
-    for layer, count in (("embed", 150_528), ("block", 151_296)):
+    for layer in ("embed", "block"):
         plan = plan_fit(model, layer, photographs(300))
         assert plan.route == "gram"
-        assert plan.filter_bytes == pytest.approx(4 * 299 * count, rel=0.02)
         monkeypatch.setattr("ttapca.fitting.plan.available_memory", lambda: 16 * 10**9)
         for route in ("auto", "randomised"):
             with pytest.raises(OutOfMemoryError, match=r"through an `nn\.Identity` first"):

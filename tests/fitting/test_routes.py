@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,16 +88,13 @@ def test_many_samples_of_a_long_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_accuracy_is_told(tmp_path: Path) -> None:
     fitted = ttapca.fit(small_convnet(), "act", DATA, 20, route="randomised")
-    error = fitted.singular_value_error_
-    assert error <= TOLERANCE
-    assert fitted.accuracy_.startswith("singular values of the first half of the components are")
+    assert fitted.singular_value_error_ <= TOLERANCE
+    assert fitted.accuracy_.startswith("singular values of the first half are within")
     fitted.save(tmp_path / "filter")
     loaded = ttapca.load(tmp_path / "filter")
     assert loaded.accuracy_ == fitted.accuracy_
     assert torch.equal(loaded.error_bound_, fitted.error_bound_)
     assert fitted.accuracy_ in (tmp_path / "filter" / "README.md").read_text()
-    config = json.loads((tmp_path / "filter" / "config.json").read_text())
-    assert config["source"]["singular_value_error"] == error
     exact = ttapca.fit(small_convnet(), "act", DATA, 20)
     assert (exact.accuracy_, exact.singular_value_error_) == ("exact up to rounding", None)
     cosines = ttapca.fit(small_convnet(), "act", DATA, 20, route="dct")

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import ttapca
-from fitting.parted import assert_same
-from golden.record import with_weights
+from fitting.parted import NETWORKS, assert_same
 from oracles import images, small_convnet
-from small_networks import TokenNet, group_norm_convnet
 from ttapca.adaptation.surfaces import SpectralGains, StreamStatistics
 from ttapca.networks.layer_costs import describe_layers
 from ttapca.networks.network import NormalisedNetwork
@@ -24,11 +22,6 @@ DATA = images(300)
 SHIFTED = images(40, seed=5) + 0.7 * torch.randn(
     40, 3, 6, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64
 )
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "BatchNorm": small_convnet,
-    "GroupNorm": lambda: with_weights(group_norm_convnet().double()).eval(),
-    "LayerNorm": lambda: with_weights(TokenNet().double()).eval(),
-}
 
 
 def normalised(network: nn.Module) -> nn.Module:

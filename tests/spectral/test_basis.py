@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 import ttapca
 from oracles import images, small_convnet
-from ttapca.fitting.fit import ROUTES
 from ttapca.spectral.basis import Basis
-from ttapca.spectral.basis_choice import BASES, basis_kind, usual_basis
+from ttapca.spectral.basis_choice import BASES, ROUTE_NAMES, basis_kind, usual_basis
 
 DATA = images(90)
 CASES = {
@@ -108,7 +107,7 @@ def test_a_copy_to_compute_with(basis: Basis, samples: Tensor) -> None:
 
 
 def test_every_route_leads_to_a_basis() -> None:
-    assert {route for route, _ in BASES} == set(ROUTES)
+    assert {route for route, _ in BASES} == set(ROUTE_NAMES)
     for name, (layer, _) in CASES.items():
         fitted = fitted_as(name)
         assert fitted.basis.at_input == (layer == "conv1")

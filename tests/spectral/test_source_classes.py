@@ -317,12 +317,10 @@ def test_parts_that_are_merged_are_as_the_whole() -> None:
     parts.merge(pickle.loads(pickle.dumps(sums_of(rows[500:], shares[500:]))))
     found = []
     for sums in (whole, parts):
-        weights, by_class = sums.classes()
-        tables = sums.feature_tables()
-        assert weights is not None
-        assert tables is not None
+        assert sums.weights is not None
+        tables = map(torch.cat, zip(*sums.late_features, strict=True))
         pairs = pair_statistic(*tables, LAYERS, 1)
-        found.append(SourceClasses.from_sums(weights, by_class, sums.squares, pairs))
+        found.append(SourceClasses.from_sums(sums.weights, sums.by_class, sums.squares, pairs))
     for other in found[1:]:
         torch.testing.assert_close(other.shares, found[0].shares)
         torch.testing.assert_close(other.layers["bn"][0], found[0].layers["bn"][0])

@@ -188,7 +188,6 @@ PHRASES = (
     (r"An engine reads data in parts.*give the data as parts\.",
      "--jobs and --engine read shards, such as --data 'train/*.tar'; these data are no shards."),
     (r"Read the data in one process", "Leave out --jobs and --engine"),
-    (r"Let fewer processes read", "Ask for fewer --jobs"),
     (r"`ttapca\.(fit|adapt|load)`", r"`ttapca \1`"),
     (r", or None for all", ""),
     (r"Say what the model takes of a batch: prepare=.*by name\.",

@@ -8,7 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -28,18 +28,11 @@ from ttapca.fitting.attachment import carries_filter
 from ttapca.fitting.channel_statistics import (
     FindLogits,
     SourceChannels,
-    Subsample,
     choose_subsample,
     found_logits,
 )
 from ttapca.fitting.plan import FitPlan
-from ttapca.fitting.source_statistics import (
-    KEPT_SAMPLES,
-    MomentsKind,
-    PassConfig,
-    Side,
-    SourceStatistics,
-)
+from ttapca.fitting.source_statistics import MomentsKind, PassConfig, Side, SourceStatistics
 from ttapca.spectral.basis_choice import acts_on_input
 from ttapca.spectral.position_sample import Positions
 from ttapca.support.inputs import (
@@ -159,27 +152,19 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Shapes:
-    """Shapes of one sample at a layer; the input is None if it is not a single tensor.
-
-    `folds` is whether a filter acts on the input; see `acts_on_input`.
-    """
+    """Shapes of one sample at a layer; the input is None if it is not a single tensor."""
 
     input: tuple[int, ...] | None
     output: tuple[int, ...]
-    folds: bool = False
+    folds: bool = False  # whether a filter acts on the input
+
+    def side(self, *, at_input: bool) -> tuple[int, ...]:
+        """Return the shape at one side of the layer; the input is a single tensor."""
+        return cast(tuple[int, ...], self.input) if at_input else self.output
 
 
 class SourceActivations:
-    """Batches of source data, and what they become at the layer; `path` and others as for `fit`.
-
-    To plan a fit, `probe` comes first, which looks at the first batch. To read by a `PassConfig`
-    that was made elsewhere, it is not needed.
-
-    Raises:
-        LayerNotFoundError: There is no such layer.
-        AttachError: The layer carries a filter already.
-        OptionError: What should be a function is none.
-    """
+    """Batches of source data, and their activations at a layer; arguments as for `fit`."""
 
     def __init__(
         self,
@@ -219,14 +204,14 @@ class SourceActivations:
         self.prepare = prepare
         self.find_logits = logits
         self.channels = SourceChannels(model, logits)
+        self.shapes = Shapes(None, ())  # once probed
         self.data_shape: tuple[int, ...] = ()  # of one sample of the data, once probed
         self.cost = NetworkCost()
         self.batch_size = 1  # samples in the first batch, once probed
         self.samples: int | None = None  # how many there are, if the data tell; once probed
         self.classes = 0  # that the model predicts, once probed
-        self._shapes: Shapes | None = None
 
-    def probe(self) -> Shapes:
+    def probe(self) -> None:
         """Run a sample or two through the whole model to see what the layer takes and returns."""
         batch = self._inputs_of(self._first_batch())
         inputs = next(batch.parts(2))
@@ -239,11 +224,9 @@ class SourceActivations:
         self.classes = 0 if logits is None else logits.shape[1]
         # Not before the hook is gone: with one, a layer does not count as affine.
         folds = acts_on_input(self.layer, shapes.input, shapes.output, self.data_shape)
-        self._shapes = Shapes(shapes.input, shapes.output, folds)
-        return self._shapes
+        self.shapes = Shapes(shapes.input, shapes.output, folds)
 
     def _first_batch(self) -> Any:
-        """Return the first batch, which will be read again."""
         iterator = iter(self._data)
         try:
             first = next(iterator)
@@ -254,11 +237,7 @@ class SourceActivations:
         return first
 
     def _recorded(self, inputs: ModelInputs) -> tuple[Any, Shapes]:
-        """Run the whole model, and return its output and the shapes at the layer.
-
-        What the model costs is noted on the way. Raises unless the model takes the inputs, and
-        calls the layer once.
-        """
+        """Run the whole model; return its output and the shapes at the layer, and note its cost."""
         calls: list[Shapes] = []
         self.cost = NetworkCost()
         modules = list(self.model.modules())
@@ -301,22 +280,15 @@ class SourceActivations:
             )
         return output, calls[0]
 
-    def subsample(self) -> Subsample:
-        """Return which samples are run through the whole model; `probe` comes first."""
-        counts, costs = (self.samples, self.classes), (self._numbers, self.cost.multiply_adds)
-        return choose_subsample(self.model, *counts, *costs)
-
-    def pass_config(
-        self, at: Side, shape: tuple[int, ...], moments: MomentsKind | None = None
-    ) -> PassConfig:
-        """Say how a pass over the data goes; `probe` comes first."""
+    def pass_config(self, *, at_input: bool, moments: MomentsKind | None = None) -> PassConfig:
+        """Say how a pass over one side of the layer goes."""
+        at: Side = "input" if at_input else "output"
+        shape = self.shapes.side(at_input=at_input)
+        numbers = max(1, math.prod(self.data_shape))
+        work = self.cost.multiply_adds
+        subsample = choose_subsample(self.model, self.samples, self.classes, numbers, work)
         together, block = self.cost.together, self.block
-        return PassConfig(at, shape, self._numbers, together, block, self.subsample(), moments)
-
-    @property
-    def _numbers(self) -> int:
-        """Numbers in a sample of the data."""
-        return max(1, math.prod(self.data_shape))
+        return PassConfig(at, shape, numbers, together, block, subsample, moments)
 
     @torch.no_grad()
     def collect(self, into: SourceStatistics, positions: Positions, name: str = "") -> int:
@@ -334,10 +306,9 @@ class SourceActivations:
         positions: Positions = ALL,
         name: str = "",
     ) -> Iterator[Tensor]:
-        """Yield what every batch becomes at the layer, shape (batch, *shape).
+        """Yield the activations of every batch at the layer, shape (batch, *shape).
 
-        Everything but moments is added to `into`, which is None in later passes. `positions` are
-        those of these samples among all, and `name` is that of the data in messages.
+        Statistics other than moments are added to `into`, which is None in later passes.
         """
         read = rows = 0
         for number, batch in enumerate(self._progress(self._data)):
@@ -360,7 +331,6 @@ class SourceActivations:
     def _measure(
         self, inputs: ModelInputs, activation: Tensor, positions: Tensor, into: SourceStatistics
     ) -> None:
-        """Run the samples through the whole model that the rule chooses."""
         subsample = into.config.subsample
         measured = subsample.of(positions)
         if not bool(measured.any()):
@@ -376,7 +346,6 @@ class SourceActivations:
             into.predicted.add(positions[measured], shares)
 
     def _activation(self, inputs: ModelInputs, at: Side) -> tuple[Tensor, Any]:
-        """Run the network up to the layer; return that, and what the network itself was given."""
         with (
             caught_inputs(self._core) as given,
             stopped_at(self.layer, before=at == "input") as reached,
@@ -387,7 +356,6 @@ class SourceActivations:
         return reached[0], given[0] if given else None
 
     def _check(self, activation: Tensor, config: PassConfig, where: str, samples: Tensor) -> None:
-        """Raise unless the activations have the shape of the first batch and are finite."""
         if tuple(activation.shape[1:]) != config.shape:
             raise ShapeError(
                 f"All batches must give samples of one shape at `{self.path}`; {where} gave "
@@ -401,18 +369,9 @@ class SourceActivations:
                 "(counting from 0). Remove or correct that batch."
             )
 
-    def logits_of(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        """Return what the whole model predicts; None if no logits are found in its output."""
-        output = self.model(*args, **kwargs)
-        return found_logits(output, self.find_logits)
-
-    def bytes_to_run(self) -> int:
-        """Return the memory that running the network takes."""
-        first = self._shapes is not None and self._shapes.input == self.data_shape
-        # If nothing is measured, only what is kept runs through more than one layer.
-        if first and self.subsample().expected == 0:
-            return self.cost.bytes_for(min(self.batch_size, KEPT_SAMPLES))
-        return self.cost.bytes_for(self.batch_size)
+    def logits_of(self, inputs: ModelInputs) -> Tensor | None:
+        """Return the logits of the whole model; None if there are none in its output."""
+        return found_logits(inputs.run(self.model), self.find_logits)
 
     def tell(self, name: Literal["plan", "stage"], fact: FitPlan | str) -> None:
         """Tell the progress display the plan, or the stage of work without batches, if it asks."""

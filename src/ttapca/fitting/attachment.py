@@ -1,9 +1,8 @@
 """A fitted filter at a layer of a model: how it is put on and taken off again.
 
-The filter does not become part of the model: a hook on the layer holds it. So the model keeps its
-modules, parameters, buffers and state-dict keys, loads and saves its checkpoints as before, and an
-optimiser over `model.parameters()` never sees the filter. The hooks are instances of classes, not
-closures, so that `copy.deepcopy` and pickling carry them along.
+A hook on the layer holds the filter. So the model keeps its modules, parameters and state-dict
+keys, and an optimiser over `model.parameters()` never sees the filter. The hooks are instances of
+classes, not closures, so that `copy.deepcopy` and pickling carry them along.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Attachment:
     """A filter at a layer of a model: the handle that `attach` returns.
 
     Attributes:
-        filter: The filter, whose `gains()` tell what it does and whose `gain` can be learned.
+        filter: The filter, whose `gains()` tell its effect and whose `gain` can be learned.
         enabled: Whether the filter acts; set it to switch.
     """
 
@@ -99,27 +98,18 @@ def attach(
     strict: bool = False,
     **options: object,
 ) -> Attachment:
-    """Put a fitted filter at its layer.
+    """Put a fitted filter at its layer, and return a handle to switch it off and to take it away.
 
     Args:
         model: The model that the filter was fitted on, or one with the same layer.
         fitted: The filter.
-        gain: Name of its gains: learned `relu`, `exponential` or `multiplicative`, or in closed
-            form `wiener`, `match`, `two-sided`, `pulled`. Or a class of gains. Without, all gains
-            are 1.
+        gain: Name or class of its gains, see `ttapca.spectral.gains`; without, all gains are 1.
         strict: Refuse a model with other weights than that of the fit, instead of a warning.
-        **options: Options of the gain, see `ttapca.spectral.gains`.
-
-    Returns:
-        A handle to switch the filter off and to take it away.
-
-    Warns:
-        OtherWeightsWarning: The filter was fitted on other weights.
+        **options: Options of the gain.
 
     Raises:
         LayerNotFoundError: The model has no such layer.
-        AttachError: The layer carries a filter already, or its weights are others than those that
-            a folded basis belongs to, or any others if `strict`.
+        AttachError: The layer carries a filter already, or its weights are others.
         OptionError: There is no such gain or option, or its value makes no sense.
 
     Example:

@@ -1,14 +1,14 @@
 """Statistics of the channels of normalisation layers on source data, over all images and by class.
 
-BatchNorm layers remember the mean and variance of every channel. GroupNorm and LayerNorm normalise
-each image by itself and remember nothing, and no layer knows what the classes of a batch do to its
-statistics (see `ttapca.spectral.source_classes`). A fit measures both on a subsample of the source
-images, which it runs through the whole network.
+GroupNorm and LayerNorm normalise each image by itself and remember nothing, unlike BatchNorm, and
+no layer knows what the classes of a batch do to its statistics. A fit measures both on a subsample
+of the source images, which it runs through the whole network.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ttapca.errors import LayerOutputError
 from ttapca.spectral.position_sample import position_hash
 from ttapca.spectral.source_classes import (
-    LARGEST_RANK,
     MOST_FEATURES,
     PairStatistic,
     SourceClasses,
@@ -55,35 +54,15 @@ class ChannelSums:
     late_features: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def merge(self, other: ChannelSums) -> None:
-        """Add the sums over other images; their classes only if there are as many."""
+        """Add the sums over other images."""
         self.measured += other.measured
         self.other_rows |= other.other_rows
         _add_to(self.moments, other.moments)
-        if other.weights is None:
-            return
-        if self.weights is None or len(self.weights) == len(other.weights):
-            weights = other.weights
-            self.weights = weights if self.weights is None else self.weights + weights
-            _add_to(self.by_class, other.by_class)
-            _add_to(self.squares, other.squares)
-            self.late_features += other.late_features
-
-    def classes(self) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Return the weights of classes and the sums of layers that are finite."""
-        if self.weights is None or not torch.isfinite(self.weights).all():
-            return None, {}
-        return self.weights, {
-            path: sums
-            for path, sums in self.by_class.items()
-            if path not in self.other_rows and sums.isfinite().all()
-        }
-
-    def feature_tables(self) -> list[Tensor] | None:
-        """Return `late_features` as one table each; None if the rows are not of one kind."""
-        widths = {(each.shape[1], shares.shape[1]) for each, shares, _ in self.late_features}
-        if len(widths) != 1:
-            return None
-        return [torch.cat(each) for each in zip(*self.late_features, strict=True)]
+        if other.weights is not None:
+            self.weights = other.weights + (0.0 if self.weights is None else self.weights)
+        _add_to(self.by_class, other.by_class)
+        _add_to(self.squares, other.squares)
+        self.late_features += other.late_features
 
 
 # With fewer images a class, the classes cannot be told from the chance that chose the images, and a
@@ -94,14 +73,7 @@ FindLogits = Callable[[Any], Tensor | None]
 
 
 def found_logits(output: Any, find: FindLogits | None = None) -> Tensor | None:
-    """Return the logits in what a model returns, shape (batch, classes, ...); None without any.
-
-    Example:
-        >>> found_logits({"scores": torch.zeros(4, 3)}, lambda output: output["scores"]).shape
-        torch.Size([4, 3])
-        >>> found_logits(torch.zeros(4)) is None
-        True
-    """
+    """Return the logits in what a model returns, shape (batch, classes, ...); None without any."""
     try:
         logits = output if find is None else find(output)
     except LayerOutputError:  # the outputs are not what they were said to be
@@ -113,20 +85,7 @@ def found_logits(output: Any, find: FindLogits | None = None) -> Tensor | None:
 
 
 class SourceChannels:
-    """Measures the channels of every BatchNorm, GroupNorm and LayerNorm layer of a model.
-
-    The model is in evaluation mode, and `logits` finds the logits in what it returns. A LayerNorm
-    whose first dimension is not that of the images, as in a transformer that has tokens first, is
-    left out: its statistics are of an unknown number of images.
-
-    Example:
-        >>> from ttapca.fitting.activations import ModelInputs
-        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten())
-        >>> channels, sums = SourceChannels(model), ChannelSums()
-        >>> _ = channels.measure(ModelInputs((torch.rand(5, 1, 8, 8),), {}), sums)
-        >>> {name: tuple(found.shape) for name, found in channels.of(nn.GroupNorm, sums).items()}
-        {'1': (2, 4)}
-    """
+    """Measures the channels of every normalisation layer of a model in evaluation mode."""
 
     def __init__(self, model: nn.Module, logits: FindLogits | None = None) -> None:
         self._model = model
@@ -137,7 +96,7 @@ class SourceChannels:
     def measure(
         self, inputs: ModelInputs, sums: ChannelSums, weights: Tensor | None = None
     ) -> Tensor | None:
-        """Add a batch of source images, of which each counts for `weights`, shape (images,).
+        """Add a batch of source images with weights of shape (images,), 1 by default.
 
         Return their class probabilities, (images, classes); None if the model predicts none.
         """
@@ -149,7 +108,7 @@ class SourceChannels:
         def measure_layer(path: str, layer: nn.Module, args: tuple[Any, ...], _: Any) -> None:
             values: Tensor = args[0]  # (batch, channels, ...)
             if isinstance(layer, nn.LayerNorm) and len(values) != images:
-                batch.other_rows.add(path)
+                batch.other_rows.add(path)  # such as tokens, in a transformer that has them first
                 return
             alone = False  # a BatchNorm remembers its own moments
             if is_sample_norm(layer):
@@ -177,7 +136,6 @@ class SourceChannels:
         return shares
 
     def _shares(self, output: Any, images: int, sums: ChannelSums) -> Tensor | None:
-        """Return the class probabilities of images, if the sums are of as many classes."""
         logits = found_logits(output, self._find_logits)
         if logits is None:
             return None
@@ -193,7 +151,6 @@ class SourceChannels:
         rows: dict[str, Tensor],
         left_out: set[str],
     ) -> None:
-        """Add what was measured of each layer to the classes of the images."""
         weighted = weights.to(shares)[:, None] * shares
         batch.weights = weighted.sum(0).cpu()
         for path, each in rows.items():
@@ -215,10 +172,7 @@ class SourceChannels:
         return {path: -(-count // stride) for path, count in channels.items()}, stride
 
     def of(self, kind: type[nn.Module], sums: ChannelSums) -> dict[str, Tensor]:
-        """Return mean and variance of the channels of such layers by path, shape (2, channels).
-
-        They are GroupNorm or LayerNorm; BatchNorm remembers its own.
-        """
+        """Return mean and variance of Group- or LayerNorm channels by path, shape (2, channels)."""
         found = {}
         for path, (total, squares, images) in sums.moments.items():
             mean = total / images
@@ -230,18 +184,25 @@ class SourceChannels:
 
     def by_class(self, sums: ChannelSums) -> SourceClasses | None:
         """Return what classes do to all layers; None if the model predicts no classes."""
-        weights, by_class = sums.classes()
-        if weights is None or not by_class or sums.measured < IMAGES_A_CLASS * len(weights):
+        weights = sums.weights
+        if weights is None or not torch.isfinite(weights).all():
+            return None
+        by_class = {
+            path: each
+            for path, each in sums.by_class.items()
+            if path not in sums.other_rows and each.isfinite().all()
+        }
+        if not by_class or sums.measured < IMAGES_A_CLASS * len(weights):
             return None
         return SourceClasses.from_sums(weights, by_class, sums.squares, self._pairs(sums))
 
     def _pairs(self, sums: ChannelSums) -> PairStatistic | None:
-        tables, (late, stride) = sums.feature_tables(), self._late(sums.other_rows)
-        if tables is None or tables[0].shape[1] != sum(late.values()):
+        late, stride = self._late(sums.other_rows)
+        if {each.shape[1] for each, _, _ in sums.late_features} != {sum(late.values())}:
             return None
-        if not all(bool(torch.isfinite(each).all()) for each in tables):
+        features, shares, weights = map(torch.cat, zip(*sums.late_features, strict=True))
+        if not all(each.isfinite().all() for each in (features, shares, weights)):
             return None
-        features, shares, weights = tables
         return pair_statistic(features, shares, weights, late, stride)
 
 
@@ -271,23 +232,13 @@ MOST_MULTIPLY_ADDS = 1e12
 LEAST_IMAGES = 256
 LEAST_NUMBERS = 2**23
 
-NUMBER_BYTES = 4  # float32
-
 
 @dataclass(frozen=True)
 class Subsample:
-    """Says which images are measured.
-
-    Example:
-        >>> rule = Subsample(wanted=100, images=2000, classes=10)
-        >>> measured = rule.of(torch.arange(2000))
-        >>> int(measured.sum()), [int(each.sum()) for each in measured.split(500)]
-        (101, [26, 24, 26, 25])
-    """
+    """The rule by which images are measured."""
 
     wanted: int  # images, at least
     images: int | None  # how many there are; None if that is unknown
-    classes: int  # whose moments will be stored; 0 if none
     needed: bool = True  # whether anything is measured
 
     def rates(self, positions: Tensor) -> Tensor:
@@ -301,37 +252,16 @@ class Subsample:
             return torch.zeros_like(positions, dtype=torch.bool)
         return position_hash(positions) < self.rates(positions)
 
-    @property
-    def expected(self) -> int | None:
-        """About how many images will be measured; None if that is unknown."""
-        if not self.needed or self.images is None:
-            return None if self.needed else 0
-        return min(self.images, max(self.wanted, self.images // ONE_IN))
-
-    def stored_bytes(self, model: nn.Module) -> int:
-        """Return about how large the measured statistics are in a saved filter."""
-        if not self.needed:
-            return 0
-        alone = batch = 0
-        for layer in normalising_layers(model).values():
-            alone += is_sample_norm(layer) and _channels_of(layer)
-            batch += isinstance(layer, _BatchNorm) and _channels_of(layer)
-        directions = 1 + min(self.classes, LARGEST_RANK) if self.classes else 0
-        return NUMBER_BYTES * 2 * (alone + directions * (alone + batch))
-
 
 def choose_subsample(
     model: nn.Module, images: int | None, classes: int, numbers: int = 1, multiply_adds: int = 0
 ) -> Subsample:
-    """Choose the rule for a network that predicts `classes`, and for data of `images`.
-
-    One image has `numbers`, and takes `multiply_adds` of the network.
-    """
+    """Choose the rule for `images` of `numbers` each, each of which costs `multiply_adds`."""
     least = max(LEAST_IMAGES, LEAST_NUMBERS // numbers)
     most = max(least, int(MOST_MULTIPLY_ADDS / max(1, multiply_adds)))
     wanted = min(most, max(MEASURED, min(MEASURED_PER_CLASS * classes, MOST_MEASURED)))
-    expected = Subsample(wanted, images, classes).expected
-    if expected is not None and expected < IMAGES_A_CLASS * classes:
-        classes = 0  # too few images to tell them apart
-    needed = classes > 0 or any(map(is_sample_norm, normalising_layers(model).values()))
-    return Subsample(wanted, images, classes, needed)
+    expected = math.inf if images is None else min(images, max(wanted, images // ONE_IN))
+    # Too few images do not tell classes apart.
+    by_class = 0 < IMAGES_A_CLASS * classes <= expected
+    needed = by_class or any(map(is_sample_norm, normalising_layers(model).values()))
+    return Subsample(wanted, images, needed)

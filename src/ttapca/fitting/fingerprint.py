@@ -1,10 +1,8 @@
 """A fingerprint of weights: some numbers that tell other weights from rounded ones.
 
-Each layer has a row: how large its parameters and buffers are, and some projections of them on
-random signs. A hash would differ after a cast to another precision; projections differ by as much
-as the weights do. For weights w and w' of one size,
-
-    mean over projections of (p - p')^2 / |w|^2  is about  |w - w'|^2 / |w|^2
+Each layer has a row: the mean size of its parameters and buffers, and projections p of them on
+random signs. A hash would differ after a cast to another precision. For weights w and w' of one
+size, the mean of (p - p')^2 over projections is about |w - w'|^2 / |w|^2.
 """
 
 from __future__ import annotations
@@ -31,10 +29,7 @@ SAME_WEIGHTS = 0.05
 
 
 def fingerprint(model: nn.Module, paths: Iterable[str]) -> dict[str, Tensor]:
-    """Return the fingerprints of those layers that have weights, shape (`COLUMNS`,), float32.
-
-    The empty path is the network itself, without wrappers.
-    """
+    """Return the rows of layers with weights, shape (`COLUMNS`,); "" is the network itself."""
     known = LayerPaths(model)
     found = {}
     for path in paths:
@@ -46,10 +41,7 @@ def fingerprint(model: nn.Module, paths: Iterable[str]) -> dict[str, Tensor]:
 
 
 def distance(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
-    """Return how far apart the weights of layers are, all together, relative to their size.
-
-    A layer that is unknown to one of the two is left out.
-    """
+    """Return how far apart the weights of layers known to both are, relative to their size."""
     squares = []
     for path in one.keys() & two.keys():
         away = (one[path] - two[path]).double()

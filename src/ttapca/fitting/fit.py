@@ -1,8 +1,7 @@
 """`fit`: from a model, a layer and source data to a fitted filter.
 
 `ttapca.fitting.plan` chooses one of the five routes of `ttapca.fitting.routes`, and a reader of
-`ttapca.fitting.readers` reads the data. Only the part of the network up to the layer is run, except
-on a subsample (`ttapca.fitting.channel_statistics`).
+`ttapca.fitting.readers` reads the data.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from torch import Tensor, nn
 from ttapca._checks import OneOf, check_option
 from ttapca.engines import Engine
 from ttapca.errors import FewIndependentWarning, enough_memory, warn_caller
-from ttapca.fitting.activations import ModelInputs, Prepare, Progress, Shapes, SourceActivations
+from ttapca.fitting.activations import ModelInputs, Prepare, Progress, SourceActivations
 from ttapca.fitting.attachment import attach
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.fitting.plan import FitPlan, Problem, RouteChoice, RouteName, plan_of
+from ttapca.fitting.plan import FitPlan, Problem, RouteChoice, plan_of
 from ttapca.fitting.readers import DataReader, reader_of
-from ttapca.fitting.routes import SAMPLED, SUMMED, FitTask
+from ttapca.fitting.routes import SAMPLED, SUMMED, FitTask, summed_config
 from ttapca.fitting.source_statistics import FEWEST_SAMPLES, SourceStatistics
 from ttapca.spectral.pca import check_n_components
 from ttapca.support.inputs import mirror_back, mirror_images
@@ -38,8 +37,6 @@ _LESS_MEMORY = (
     "Fit at a layer with fewer inputs or outputs, ask for fewer components, read smaller batches, "
     "or take `route='dct'` for large images."
 )
-
-ROUTES: tuple[RouteName, ...] = get_args(RouteName)
 
 
 def fit(
@@ -60,47 +57,28 @@ def fit(
     """Fit the components of a layer on source data: principal components, or cosines of images.
 
     The model runs in evaluation mode and without gradients, and is afterwards as it was: weights,
-    buffers, training flags, hooks. The caller's random state is not touched.
-
-    In a job of several ranks (an initialised `torch.distributed` process group), every rank calls
-    `fit` with data of its own, and all get the filter of all data; `engine=SerialEngine()` fits in
-    one rank alone.
+    buffers, training flags, hooks. The caller's random state is not touched. In a job of several
+    ranks (`torch.distributed`), every rank calls `fit` with data of its own, and all get the filter
+    of all data; `engine=SerialEngine()` fits in one rank alone.
 
     Args:
         model: Any trained module.
-        layer: Dotted path of one of its layers, as in `model.named_modules()`. What wrappers put in
-            front of it, such as `module.`, can be left out; the filter has the path without it.
-        data: Source data, usually a loader of training batches: tensors, pairs whose first element
-            is one, or dicts with the model's arguments; or a single tensor or array of samples; or
-            data in parts, `ttapca.datasets.Shards`. At least 32 samples: fewer do not tell how much
-            a component varies.
-        n_components: How many components to keep: a number, a fraction of the variance (a float up
-            to 1), or None for all that the data have. A number or a fraction asks for a rank, so
-            that components are principal ones, if images are not too large or too few for them.
-        progress: Wraps the batches while they are read, for example `tqdm`; silent by default. Its
-            methods `plan` and `stage`, if it has such, are told the `FitPlan` before the work
-            begins, and the name of work without batches.
+        layer: Dotted path of one of its layers; prefixes of wrappers can be left out.
+        data: A loader of training batches (tensors, pairs that start with one, or dicts with the
+            model's arguments), one tensor or array, or `ttapca.datasets.Shards`; 32 samples or
+            more.
+        n_components: A number of them, a fraction of the variance (a float up to 1), or None: all.
+        progress: Wraps the batches while they are read, for example `tqdm`. Its methods `plan` and
+            `stage`, if it has such, are told the `FitPlan` and the name of work without batches.
         prepare: Returns what the model takes of a batch: a tensor, a tuple of arguments, or a dict
-            of arguments by name; `lambda batch: (batch[0], batch[1])` for two inputs.
-        logits: Finds the logits in what the model returns, if that is more than one tensor:
-            `lambda output: output.logits`. From them, `fit` learns what classes do to statistics.
-        outputs: What the outputs of the model mean: `multiclass`, `binary`, `multilabel` or
-            `regression`. By default two or more are the logits of classes; of a single one nothing
-            is learned unless it is said to be `binary`.
-        route: By default, cosines if the filter acts on the model's input images, with all
-            components, and these have more than 1,024 numbers; else principal components. `pca`
-            asks for these anywhere, and `dct` for cosines. Which of `folded`, `exact`, `gram` and
-            `randomised` finds principal components follows from the layer, the number of samples
-            and the memory at hand, unless you name one; see `ttapca.fitting.plan`.
+            of arguments by name.
+        logits: Finds the logits in what the model returns, such as `lambda output: output.logits`.
+        outputs: `multiclass` (the default for two or more), `binary`, `multilabel`, `regression`.
+        route: `auto`, `pca`, `dct` (cosines) or one of `folded`, `exact`, `gram` and `randomised`;
+            see `ttapca.fitting.plan`.
         generator: Draws the start of the randomised route; a fixed seed by default.
-        engine: Reads data in parts, with the same result: `joblib:4` for four processes of this
-            machine, or an `Engine`; by default this process. See `ttapca.engines`.
-        groups: The group of each sample in order of the data, such as its drive or its speaker: a
-            hundred frames of one drive tell less than a hundred drives. Without groups, `fit`
-            notices resemblance between neighbours, if the data are in order of time.
-
-    Returns:
-        The fitted filter. Its `accuracy_` says how exact it is.
+        engine: Reads data in parts, with the same result: `joblib:4` or an `Engine`.
+        groups: Each sample's group in order, such as its drive: samples of one group are alike.
 
     Warns:
         UserWarning: The randomised route did not become as accurate as it should.
@@ -124,32 +102,35 @@ def fit(
         >>> fit(model, "0", images, n_components=20)
         FittedFilter(layer='0', 20 components, 50 samples, folded (1, 8, 8) -> (4, 8, 8))
     """
-    find_classes = _checked(n_components, route, logits, outputs)
-    with (
-        _reader(model, data, engine, groups) as reader,
-        enough_memory(f"Fitting at `{layer}`", _LESS_MEMORY),
-    ):
-        source = reader.each(
-            partial(SourceActivations, model, layer, data, progress, prepare, find_classes)
-        )
-        shapes, plan = _planned(source, reader, n_components, route)
+    with _planned(
+        model,
+        layer,
+        data,
+        n_components,
+        progress=progress,
+        prepare=prepare,
+        logits=logits,
+        outputs=outputs,
+        route=route,
+        engine=engine,
+        groups=groups,
+    ) as (reader, source, plan):
         source.tell("plan", plan)
-        task = FitTask(source, shapes, n_components, generator, route == plan.route, groups)
+        task = FitTask(source, n_components, generator, route == plan.route, groups)
         if plan.route in SAMPLED:
             return _completed(task, SAMPLED[plan.route](task))
-        summed = SUMMED[plan.route]
 
         def find(statistics: SourceStatistics) -> FittedFilter:
             statistics.check_samples()
             task.statistics = statistics
             source.tell("stage", "decomposing")
-            return _completed(task, summed.find(task))
+            return _completed(task, SUMMED[plan.route](task))
 
-        return reader.read(source, reader.each(partial(summed.config, task)), plan, find)
+        config = reader.each(partial(summed_config, task, plan.route))
+        return reader.read(source, config, plan, find)
 
 
 def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
-    """Return a filter with all that was measured beside its basis."""
     source, statistics, sums = task.source, task.statistics, task.statistics.channels
     canonical = LayerPaths(source.model).canonical
     classes = source.channels.by_class(sums)
@@ -159,7 +140,6 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
     )
     kept = [inputs.mapped(lambda x: x.to(source.device)) for inputs in statistics.kept.all()]
     agreement = _agreement(source, fitted, kept)
-    source.tell("stage", "mirroring images")
     found = dataclasses.replace(
         fitted,
         layer=canonical(fitted.layer),
@@ -168,9 +148,7 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
         classes_=None if classes is None else classes.renamed(canonical),
         class_reach_=fitted.reach_of(statistics.class_sums),
         agreement_=agreement,
-        mirror_agreement_=mirror_agreement(
-            source.logits_of, ((each.args, each.kwargs) for each in kept)
-        ),
+        mirror_agreement_=_mirror_agreement(source, kept),
         inputs_=statistics.inputs.found(),
     )
     _warn_of_few(found)
@@ -178,7 +156,6 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
 
 
 def _warn_of_few(fitted: FittedFilter) -> None:
-    """Warn if samples that resemble each other count for fewer than a filter needs."""
     found = fitted.resemblance_
     if found is None or found.between is None or found.independent >= FEWEST_SAMPLES:
         return
@@ -196,56 +173,32 @@ def plan_fit(
     layer: str,
     data: Iterable[Any] | Tensor,
     n_components: int | float | None = None,
+    **options: Any,
+) -> FitPlan:
+    """Return the plan of `fit` with these arguments; an iterator loses its first batch."""
+    with _planned(model, layer, data, n_components, **options) as (*_, plan):
+        return plan
+
+
+@contextmanager
+def _planned(
+    model: nn.Module,
+    layer: str,
+    data: Iterable[Any] | Tensor,
+    n_components: int | float | None,
     *,
+    progress: Progress | None = None,
     prepare: Prepare | None = None,
     logits: Callable[[Any], Tensor] | None = None,
     outputs: OutputKind | None = None,
     route: RouteChoice = "auto",
     engine: Engine | str | None = None,
-) -> FitPlan:
-    """Say what `fit` would do with these arguments, which are those of `fit`, without doing it.
-
-    The model runs on a sample or two. An iterator, which can be read once, loses its first batch.
-
-    Returns:
-        The plan: the route, memory and size on disk.
-
-    Raises:
-        TtapcaError: As `fit` does before it reads the data.
-
-    Example:
-        >>> model = nn.Sequential(nn.Conv2d(3, 8, 7, stride=2, padding=3), nn.Flatten())
-        >>> plan_fit(model, "0", torch.rand(40, 3, 128, 128), n_components=10).route
-        'gram'
-    """
-    find_classes = _checked(n_components, route, logits, outputs)
-    with _reader(model, data, engine) as reader:
-        source = reader.each(
-            partial(SourceActivations, model, layer, data, None, prepare, find_classes)
-        )
-        return _planned(source, reader, n_components, route)[1]
-
-
-def _checked(
-    n_components: int | float | None,
-    route: RouteChoice,
-    logits: Callable[[Any], Tensor] | None,
-    outputs: OutputKind | None,
-) -> Callable[[Any], Tensor | None] | None:
-    """Check options; return the function that finds logits in an output, None for the output."""
+    groups: Sequence[Hashable] | None = None,
+) -> Iterator[tuple[DataReader, SourceActivations, FitPlan]]:
+    """Check options, look at the first batch and choose the route; the model is as it is run."""
     check_n_components(n_components)
     check_option("route", route, OneOf(get_args(RouteChoice)))
-    return logits if outputs is None else Outputs(outputs, logits).of_classes
-
-
-@contextmanager
-def _reader(
-    model: nn.Module,
-    data: Any,
-    engine: Engine | str | None,
-    groups: Sequence[Hashable] | None = None,
-) -> Iterator[DataReader]:
-    """Yield the reader of the data, with the model in the state in which it is run."""
+    find_classes = logits if outputs is None else Outputs(outputs, logits).of_classes
     check_model(model)
     # Tensors made in inference mode could not be used under gradients later.
     with (
@@ -253,56 +206,39 @@ def _reader(
         torch.inference_mode(False),
         torch.no_grad(),
         evaluation_mode(model),
+        enough_memory(f"Fitting at `{layer}`", _LESS_MEMORY),
     ):
-        yield reader
-
-
-def _planned(
-    source: SourceActivations,
-    reader: DataReader,
-    n_components: int | float | None,
-    route: RouteChoice,
-) -> tuple[Shapes, FitPlan]:
-    """Look at the first batch, and choose the route, or refuse it if memory does not suffice."""
-    shapes = reader.each(source.probe)
-    reader.settle(source)
-    problem = Problem(
-        shapes.input,
-        shapes.output,
-        shapes.folds,
-        n_components,
-        source.samples,
-        min(source.batch_size, source.cost.together),
-        source.classes,
-        source.data_shape,
-    )
-
-    def plan(asked: RouteChoice) -> FitPlan:
-        return plan_of(
-            problem,
-            asked,
-            network_bytes=source.bytes_to_run(),
-            norm_bytes=source.subsample().stored_bytes(source.model),
-            parallelism=reader.parallelism,
+        source = reader.each(
+            partial(SourceActivations, model, layer, data, progress, prepare, find_classes)
         )
-
-    return shapes, reader.plan(plan, route)
+        reader.each(source.probe)
+        reader.settle(source)
+        problem = Problem(
+            source.shapes.input,
+            source.shapes.output,
+            source.shapes.folds,
+            n_components,
+            source.samples,
+            min(source.batch_size, source.cost.together),
+            source.classes,
+            source.data_shape,
+        )
+        memory = source.cost.bytes_for(source.batch_size)
+        plan = partial(plan_of, problem, network_bytes=memory, parallelism=reader.parallelism)
+        yield reader, source, reader.plan(plan, route)
 
 
 def _agreement(
     source: SourceActivations, fitted: FittedFilter, kept: list[ModelInputs]
 ) -> float | None:
-    """Return the share of source predictions that stay the same with the filter at gains of 1.
-
-    Return None if nothing is dropped, or the model predicts no classes.
-    """
+    """Return the share of source predictions that stay with the filter at gains of 1, if known."""
     if fitted.dropped_variance_ < NOTHING_DROPPED:
         return None
     source.tell("stage", "comparing predictions")
-    plain = [source.logits_of(*inputs.args, **inputs.kwargs) for inputs in kept]
+    plain = list(map(source.logits_of, kept))
     attachment = attach(source.model, fitted)
     try:
-        filtered = [source.logits_of(*inputs.args, **inputs.kwargs) for inputs in kept]
+        filtered = list(map(source.logits_of, kept))
     finally:
         attachment.detach()
     same = [
@@ -313,33 +249,20 @@ def _agreement(
     return float(torch.cat(same).double().mean()) if same else None
 
 
-def mirror_agreement(
-    predict: Callable[..., Tensor | None],
-    batches: Iterable[tuple[tuple[Any, ...], dict[str, Any]]],
-) -> float | None:
-    """Return the share of predicted classes that stay when images are mirrored, from 0 to 1.
-
-    Each prediction has the weight of its probability: if the network hesitates between classes, any
-    change may tip it.
-
-    `predict` returns the logits of the untouched model for `batches` of arguments. Return None if
-    these hold no images, or the model predicts no classes.
-
-    Example:
-        >>> left_is_brighter = lambda x: torch.stack([x[:, 0, 0, 0], x[:, 0, 0, 1]], 1)
-        >>> mirror_agreement(left_is_brighter, [((torch.rand(9, 1, 1, 2),), {})])
-        0.0
-    """
+def _mirror_agreement(source: SourceActivations, kept: list[ModelInputs]) -> float | None:
+    """Return the share of predicted classes that stay when images are mirrored, from 0 to 1."""
+    source.tell("stage", "mirroring images")
     weights = agreeing = 0.0
-    for args, kwargs in batches:
-        mirrored = mirror_images(args, kwargs)
-        plain = predict(*args, **kwargs)
+    for inputs in kept:
+        mirrored = mirror_images(inputs.args, inputs.kwargs)
+        plain = source.logits_of(inputs)
         if mirrored is None or plain is None:
             return None
-        seen = predict(*mirrored[0], **mirrored[1])
+        seen = source.logits_of(ModelInputs(*mirrored))
         back = None if seen is None else mirror_back(seen)
         if back is None or back.shape != plain.shape:
             return None
+        # If the network hesitates between classes, any change may tip it.
         probability, classes = plain.double().softmax(1).max(1)
         weights += float(probability.sum())
         agreeing += float(probability[classes == back.argmax(1)].sum())

@@ -9,7 +9,7 @@ import platform
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -43,55 +43,39 @@ LEAST_AGREEMENT = 0.95
 class FittedFilter:
     """The components of a layer on source data, principal ones or cosines, ready to filter with.
 
-    It is a layer, a basis, and what calibrates the gains. Names that end in an underscore were
-    learned from the data, as in scikit-learn.
+    Names that end in an underscore were learned from the data, as in scikit-learn; d numbers are
+    filtered, and the layer has p outputs. What an older ttapca did not measure is None or empty.
 
     Attributes:
         layer: Dotted path of the layer.
-        basis: From samples to components and back; `basis.at_input` says whether samples are the
-            layer's input or its output.
-        shape: Shape of one sample that is filtered, at the fit. Cosines take images of other sizes.
+        basis: From samples to components and back; `basis.at_input` says on which side it acts.
+        shape: Shape of one sample that is filtered, at the fit. Cosines take other sizes of images.
         output_shape: Shape of one sample of the layer's output, at the fit.
-        mean_: Mean of the layer's output, flattened, float64, shape (p,). None for cosines at the
-            input of a layer that were saved: it follows from the layer and `center_`.
+        mean_: Mean of the layer's output, float64, shape (p,); None for saved cosines at its input.
         center_: Mean of the samples that are filtered, float64, shape (d,).
         singular_values_: Singular values of the centred output, falling, float64, (components,).
         n_samples_: Number of samples it was fitted on.
         total_variance_: Variance of the output over all components, kept or not.
-        route: How it was computed, for display: `folded`, `exact`, `gram`, `randomised` or `dct`.
-        error_bound_: Bound on the relative error of each squared singular value, shape
-            (components,); None if the result is exact.
-        variances_: Variance of each component over samples that did not make the basis, float64,
-            shape (components,). None if these are as for those that did.
-        energies_: Band energies of some source samples, shape (samples, bands), for gains in closed
-            form; see `ttapca.spectral.calibration`.
-        rest_: Squared length of what lies outside the basis, for the samples of `energies_`, shape
-            (samples,). None if that is less than a ten-thousandth of the variance.
-        class_reach_: How far the mean of the farthest class lies from the mean of all, in squared
-            deviations within classes, shape (components,). None without classes.
-        outliers_: How far values of some source images stray from those around them, and how many
-            do, shape (samples, 3). None if the filter does not act on the model's input images.
-        textures_: Textures of the samples that `energies_` are of, shape (samples, numbers); see
-            `ttapca.spectral.image_statistics`. None as for `outliers_`.
+        route: How it was computed: `folded`, `exact`, `gram`, `randomised` or `dct`.
+        error_bound_: Bound on the relative error of each squared singular value; None if exact.
+        variances_: Variance of each component over held-out samples, float64, shape (components,).
+        energies_: Band energies of some source samples, (samples, bands), for gains in closed form.
+        rest_: Squared length outside the basis for these samples, (samples,); None if negligible.
+        class_reach_: Distance of the farthest class mean from the mean of all, in squared
+            deviations within classes, shape (components,).
+        outliers_: Size and shares of outlying values in some source images, shape (samples, 3).
+        textures_: Textures of the samples of `energies_`, shape (samples, numbers).
         resemblance_: How far the samples of `energies_` resemble each other, as frames of a drive
-            do, and for how many independent ones they count.
-        agreement_: Share of source predictions that stay the same with the filter at gains of 1,
-            which drops what lies outside the basis. None if nothing is dropped, without classes,
-            and for a filter that was truncated.
-        mirror_agreement_: Share of source predictions that stay when images are mirrored, from 0 to
-            1. None if the model takes no images or predicts no classes.
-        group_norm_: Mean and variance of every channel of each GroupNorm layer of the network, by
-            its path, shape (2, channels).
+            do.
+        agreement_: Share of source predictions that stay with all gains at 1, which drops the
+            variance outside the basis; None if nothing is dropped.
+        mirror_agreement_: Share of source predictions that stay when images are mirrored.
+        group_norm_: Mean and variance of the channels of GroupNorm layers by path, (2, channels).
         layer_norm_: The same for LayerNorm layers.
-        inputs_: Range, mean and deviation of what the network was given, by channel of images. None
-            if it was not given floating-point numbers.
-        fingerprint_: Of the weights that all of this depends on, those of the layer and of the
-            normalisation layers that were measured, by path.
-        classes_: What classes do to the network; see `ttapca.spectral.source_classes`. None if the
-            model predicts no classes or has no normalisation layers.
+        classes_: What classes do to the network; see `ttapca.spectral.source_classes`.
+        inputs_: Range, mean and deviation of the network's inputs, by channel of images.
+        fingerprint_: Fingerprints of the weights that all of this depends on, by path.
         versions: Versions of the software that computed it.
-
-    What an older ttapca did not measure is None or empty in the filters that it saved.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
@@ -170,29 +154,21 @@ class FittedFilter:
     @property
     def accuracy_(self) -> str:
         """How exact the components are, in words."""
-        if self.singular_value_error_ is None:
+        error = self.singular_value_error_
+        if error is None:
             return self.basis.accuracy
-        return (
-            "singular values of the first half of the components are within "
-            f"{100 * self.singular_value_error_:.2g} % of exact ones"
-        )
+        return f"singular values of the first half are within {100 * error:.2g} % of exact ones"
 
     @property
     def dropped_variance_(self) -> float:
-        """Share of the variance outside the basis: learned gains drop it, closed-form ones do not.
-
-        No gain can bring it back, not even on source images.
-        """
+        """Share of the variance outside the basis, which only learned gains drop."""
         if self.n_components_ == math.prod(self.shape):
             return 0.0  # nothing lies outside; a file of cosines rounds their variances down
         return max(0.0, 1.0 - float(self.explained_variance_ratio_.sum()))
 
     @property
     def drops_too_much(self) -> bool:
-        """Whether predictions on source samples change when what lies outside the basis is dropped.
-
-        If that was not measured, the dropped variance decides: see `MOST_DROPPED`.
-        """
+        """Whether components are too few, so that learned gains change source predictions."""
         if self.agreement_ is not None:
             return self.agreement_ < LEAST_AGREEMENT
         return self.dropped_variance_ > MOST_DROPPED
@@ -211,18 +187,7 @@ class FittedFilter:
         return f"{words} and changes {100 * (1 - self.agreement_):.1f} % of the source predictions"
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raise unless samples of this shape can be filtered: those of the fit, or allowed others.
-
-        Raises:
-            ShapeError: They cannot. Cosines (`route="dct"`) take images of any size with the
-                channels of the fit, other bases samples of one shape.
-
-        Example:
-            >>> import ttapca
-            >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())
-            >>> images = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-            >>> ttapca.fit(model, "0", images, route="dct").check_shape((1, 12, 9))
-        """
+        """Raise `ShapeError` unless samples of this shape can be filtered."""
         self.basis.check_shape(tuple(shape), self.shape)
 
     def fingerprint_of(self, model: nn.Module) -> dict[str, Tensor]:
@@ -235,17 +200,7 @@ class FittedFilter:
         return fingerprint(model, paths | {self.layer}) or fingerprint(model, {""})
 
     def check_weights(self, model: nn.Module, *, strict: bool = False) -> None:
-        """Warn if a model has other weights than that of the fit, or refuse it if `strict`.
-
-        Rounding to another precision is no other weights, and a filter that was saved by an older
-        ttapca knows of none.
-
-        Raises:
-            AttachError: `strict`, and the weights are others or unknown.
-
-        Warns:
-            OtherWeightsWarning: The weights are others.
-        """
+        """Warn if a model has other weights than that of the fit; raise if `strict`."""
         if strict and not self.fingerprint_ and not self.basis.of_weights:
             raise AttachError(
                 "`strict=True` needs a filter that knows the weights it was fitted on; this one "
@@ -272,11 +227,7 @@ class FittedFilter:
         )
 
     def truncated(self, n_components: int) -> FittedFilter:
-        """Return the same filter with its first components only, without a new fit.
-
-        Raises:
-            NotEnoughDataError: It has fewer components than that.
-        """
+        """Return the same filter with its first components only, without a new fit."""
         if n_components < 1 or n_components > self.n_components_:
             raise NotEnoughDataError(
                 f"This filter has {self.n_components_} components and can be truncated to 1 or "
@@ -284,9 +235,10 @@ class FittedFilter:
             )
         bands, rest = len(band_edges(n_components)) - 1, self._rest_beyond(n_components)
         by_component = ("singular_values_", "error_bound_", "variances_", "class_reach_")
-        known = {name: getattr(self, name) for name in by_component}
         first: dict[str, Any] = {
-            name: each if each is None else each[:n_components] for name, each in known.items()
+            name: each[:n_components]
+            for name in by_component
+            if (each := getattr(self, name)) is not None
         }
         return dataclasses.replace(
             self,
@@ -335,16 +287,7 @@ class FittedFilter:
         dtype: torch.dtype = torch.float32,
         **options: object,
     ) -> SpectralFilter:
-        """Build the module that filters.
-
-        Args:
-            gain: Name or class of its gains; without, it only drops what lies outside its basis.
-            dtype: Precision that it computes in.
-            **options: Options of the gain, see `ttapca.spectral.gains`.
-
-        Raises:
-            OptionError: There is no such gain or option, or its value makes no sense.
-        """
+        """Build the module that filters in this precision; arguments as for `attach`."""
         source = SourceComponents(
             self.singular_values_.to(dtype),
             self.source_variance_.sqrt().to(dtype),
@@ -372,11 +315,7 @@ class FittedFilter:
         """Return the smallest shift that a stream of this number of samples shows for sure.
 
         It is the factor by which the variance of the components of a band must have changed, for
-        the middle one of all bands. It is larger with few samples of the source, or with samples
-        that resemble each other.
-
-        Raises:
-            OptionError: The filter was saved by an older ttapca, and has no energies.
+        the middle one of all bands.
 
         Example:
             >>> import ttapca
@@ -386,9 +325,8 @@ class FittedFilter:
             >>> many.visible_shift(100) < few.visible_shift(100) < few.visible_shift(1)
             True
         """
-        gain = self.spectral_filter(closed_form.ClosedFormGain).gain
-        if not isinstance(gain, closed_form.ClosedFormGain):
-            raise TypeError("A filter has the gain that it was asked for.")
+        made = self.spectral_filter(closed_form.ClosedFormGain).gain
+        gain = cast(closed_form.ClosedFormGain, made)
         usual = gain.normal.batches_of(samples).normal_range(gain.threshold)
         away = usual.reach * len(usual.mean) / usual.precision.diagonal()
         return float(away.sqrt().median().exp())
@@ -403,10 +341,7 @@ class FittedFilter:
 
         Args:
             path: A new or empty folder.
-            dtype: Precision of the large matrices. Half precision halves the folder; means and
-                singular values are always kept in float64, except those of cosines. float16 is
-                more precise than bfloat16, and on a CPU it filters single samples in three quarters
-                of the time.
+            dtype: Precision of the large matrices; half precision halves the folder.
             overwrite: Whether to replace a saved filter that is there already.
 
         Raises:
@@ -419,13 +354,10 @@ class FittedFilter:
 
 
 def load(path: str | os.PathLike[str]) -> FittedFilter:
-    """Read a filter that `FittedFilter.save` wrote.
-
-    Args:
-        path: The folder.
+    """Read a filter that `FittedFilter.save` wrote to a folder.
 
     Raises:
-        SavedFilterError: The folder is missing, foreign, truncated or altered, or its parts do not
-            make a filter: shapes, finiteness, ranges and order are checked.
+        SavedFilterError: The folder is missing, foreign, truncated or altered, or makes no filter:
+            shapes, finiteness, ranges and order are checked.
     """
     return FittedFilter(**filter_arguments(*read_filter(Path(path))))

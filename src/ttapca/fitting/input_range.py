@@ -1,13 +1,10 @@
 """The range of a network's inputs: measured on source data by `fit`, compared with others later.
 
-Measured is the first argument of the network itself: behind a wrapper that normalises
-(`ttapca.support.modules.core_of`), the normalised images. Images of shape (C, H, W) have numbers
-for each channel, samples of other shapes one of each.
-
-A shift of the field keeps the range of a camera: pixels stay between 0 and 1, however dark, foggy
-or noisy images become. A forgotten division by 255 or a forgotten normalisation does not. Both are
-affine, and the range of the source says by which numbers, so that `mistake_in` can undo each: it is
-found if images are unlike the source before, and have its range, mean and deviation after.
+Measured is the first argument of the network itself, behind a wrapper that normalises. A shift of
+the field keeps the range of a camera: pixels stay between 0 and 1, however dark, foggy or noisy
+images become. A forgotten division by 255 or normalisation does not. Both are affine, and the range
+of the source says by which numbers, so that `mistake_in` can undo each: it is found if images are
+unlike the source before, and have its range, mean and deviation after.
 """
 
 from __future__ import annotations
@@ -24,17 +21,10 @@ from ttapca.support.tensors import at_least_float32
 MOST_CHANNELS = 64
 
 
-@dataclass(frozen=True, eq=False)
-class InputRange:
+class InputRange(NamedTuple):
     """Range, mean and standard deviation of the inputs of a network, shape (channels,) each.
 
-    The mean and the deviation are over samples and places.
-
-    Example:
-        >>> images = torch.linspace(0, 1, 2 * 3 * 8 * 8).view(8, 8, 3, 2).permute(3, 2, 0, 1)
-        >>> found = InputRange.of(images)
-        >>> found.beyond(torch.stack([images[0], 255 * images[0]])) > 200
-        tensor([False,  True])
+    Samples other than images of shape (C, H, W) have one number of each.
     """
 
     low: Tensor
@@ -42,45 +32,21 @@ class InputRange:
     mean: Tensor
     deviation: Tensor
 
-    @classmethod
-    def of(cls, samples: Tensor) -> InputRange | None:
-        """Return those of some samples, (batch, ...); None if they are no floating-point numbers.
-
-        Example:
-            >>> InputRange.of(torch.zeros(4, 3, dtype=torch.int64)) is None
-            True
-        """
-        sums = InputSums()
-        sums.add(samples)
-        return sums.found()
-
-    @property
-    def tensor(self) -> Tensor:
-        """All of it, a row each, shape (4, channels); `InputRange(*tensor)` is the way back."""
-        return torch.stack([self.low, self.high, self.mean, self.deviation])
-
     def scaled(self, factor: Tensor | float, offset: Tensor | float) -> InputRange:
         """Return that of samples which are multiplied and then moved."""
         low, high, mean = (each * factor + offset for each in (self.low, self.high, self.mean))
         return InputRange(low, high, mean, self.deviation * factor)
 
     def in_words(self) -> str:
-        """Say which numbers these are.
-
-        Example:
-            >>> InputRange.of(torch.tensor([[0.0, 1.0], [0.0, 3.0]])).in_words()
-            'mean 1 and range 0 to 3'
-        """
+        """Say which numbers these are."""
         mean, low, high = self.mean.mean(), self.low.min(), self.high.max()
         return f"mean {float(mean):.3g} and range {float(low):.3g} to {float(high):.3g}"
 
     def beyond(self, samples: Tensor) -> Tensor:
-        """Return by how many widths of the range the values of each sample leave it at most.
+        """Return by how many widths of the range each sample leaves it, shape (batch,).
 
-        Returns:
-            Shape (batch,): 0 for a sample within the range, NaN or infinity for one that holds NaN
-            or infinity. Of samples with other channels than those of the source, the lowest and the
-            highest value of all channels count.
+        NaN or infinity for a sample that holds NaN or infinity. For other channels than the
+        source's, the range over all channels counts.
         """
         values = at_least_float32(samples)
         values = values.flatten(2) if values.dim() == 4 else values.flatten(1)[:, None]
@@ -104,10 +70,9 @@ class InputSums:
 
     @torch.no_grad()
     def add(self, samples: Any) -> None:
-        """Add the samples of a batch, (batch, ...); what is no tensor of such is left out."""
-        if not isinstance(samples, Tensor) or not samples.is_floating_point():
-            return
-        if samples.dim() < 2 or not samples.numel():
+        """Add a batch, (batch, ...), if it is a tensor of floating-point numbers."""
+        known = isinstance(samples, Tensor) and samples.is_floating_point()
+        if not known or samples.dim() < 2 or not samples.numel():
             return
         values = at_least_float32(samples.detach())
         channels = values.shape[1] if values.dim() == 4 else 1
@@ -119,22 +84,13 @@ class InputSums:
         self.merge(InputSums(moments.sum(1).cpu(), ends.cpu()))
 
     def merge(self, other: InputSums) -> None:
-        """Add what was measured of other data."""
-        if not other.sums.numel():
-            return
+        """Add what was measured of other data, if they have the same channels."""
         if not self.sums.numel():
             self.sums, self.ends = other.sums, other.ends
-            return
-        one, two = self, other
-        if one.sums.shape != two.sums.shape:  # other channels: only all together compare
-            one, two = one._together(), two._together()
-        self.sums = one.sums + two.sums
-        low, high = torch.minimum(one.ends, two.ends)[0], torch.maximum(one.ends, two.ends)[1]
-        self.ends = torch.stack([low, high])
-
-    def _together(self) -> InputSums:
-        low, high = self.ends[0].amin(), self.ends[1].amax()
-        return InputSums(self.sums.sum(1, keepdim=True), torch.stack([low, high])[:, None])
+        elif self.sums.shape == other.sums.shape:
+            self.sums = self.sums + other.sums
+            low, high = torch.minimum(self.ends, other.ends), torch.maximum(self.ends, other.ends)
+            self.ends = torch.stack([low[0], high[1]])
 
     def found(self) -> InputRange | None:
         """Return what was measured; None if that is nothing, or not finite."""
@@ -158,16 +114,12 @@ NEGATIVE = 0.25  # what reaches farther below zero is normalised
 
 
 class Tolerance(NamedTuple):
-    """By how much images may differ from those of the source.
+    """By how much images may differ from those of the source."""
 
-    The mean in deviations of the source, the ratio of deviations, and by how many widths of the
-    source's range images may leave it; and the least share of that range that they take up.
-    """
-
-    mean: float
-    deviation: float
-    outside: float
-    span: float
+    mean: float  # in deviations of the source
+    deviation: float  # as a ratio
+    outside: float  # in widths of the source's range
+    span: float  # share of that range that images take up, at least
 
 
 SAME = Tolerance(0.75, 2.5, 0.5, 0.0)  # beyond are other units, if undoing a mistake mends it
@@ -181,10 +133,7 @@ DARK, LIGHT = 0.1, 0.7  # of the highest value of a pixel
 
 
 class Mistake(NamedTuple):
-    """Something that may have been done to images: in words, and how to undo it by channel.
-
-    `possible` is whether it can have happened to such images, and `images` how many must be seen.
-    """
+    """A mistake in words, and how to undo it by channel; `images` are seen at least."""
 
     words: str
     factor: Tensor
@@ -195,18 +144,7 @@ class Mistake(NamedTuple):
 
 
 def mistake_in(seen: InputRange, source: InputRange, images: int) -> str | None:
-    """Return in words which mistake explains the images that were seen; None if none does.
-
-    `seen` is the range of `images` of a stream, and `source` that of the images of the fit.
-
-    Example:
-        >>> pixels = torch.linspace(0, 1, 64).view(1, 1, 8, 8)
-        >>> source = InputRange.of(pixels)
-        >>> mistake_in(InputRange.of(255 * pixels), source, 1)
-        'is a division by 255 missing?'
-        >>> mistake_in(InputRange.of(pixels / 2), source, 1) is None
-        True
-    """
+    """Say which mistake explains the range of `images` of a stream; None if none does."""
     if len(seen.low) != len(source.low) or not bool((source.deviation > 0).all()):
         return None
     if _fits(seen, source, SAME):
@@ -220,7 +158,6 @@ def mistake_in(seen: InputRange, source: InputRange, images: int) -> str | None:
 
 
 def _mistakes(seen: InputRange, source: InputRange) -> list[Mistake]:
-    """Return the mistakes that are known."""
     low, width = source.low, source.high - source.low
     seen_width = (seen.high - seen.low).clamp(min=torch.finfo(low.dtype).tiny)
     ones, zeros = torch.ones_like(low), torch.zeros_like(low)
@@ -271,7 +208,6 @@ def _mistakes(seen: InputRange, source: InputRange) -> list[Mistake]:
 
 
 def _fits(seen: InputRange, source: InputRange, tolerance: Tolerance) -> bool:
-    """Return whether images are like those of the source."""
     width = source.high - source.low
     leaves = torch.maximum(source.low - seen.low, seen.high - source.high) / width
     away = ((seen.mean - source.mean) / source.deviation).mean().abs()

@@ -1,4 +1,4 @@
-"""The plan of a fit: which route it takes, how much memory that needs, and the size of the filter.
+"""The plan of a fit: which route it takes, and how much memory that needs.
 
 The route follows from sizes alone, so the same call takes the same route on every machine that has
 the memory for it. docs/large-images.md has the table, docs/scaling.md derives the bounds on memory.
@@ -51,47 +51,24 @@ NAMES = {
 
 @dataclass(frozen=True)
 class FitPlan:
-    """What a fit will do.
-
-    Attributes:
-        route: `folded`, `exact`, `gram`, `randomised` or `dct`.
-        samples: How many samples there are; None if the data do not tell.
-        memory_bytes: Memory of the whole process at its peak, at most.
-        filter_bytes: Size of the filter on disk, about, as float32.
-        reason: Why not another route, in a few words; empty if there is nothing to say.
-        parallelism: How the reading is divided over processes; None if this one reads.
-        tasks: In how many tasks parts are given out to these processes.
-        worker_bytes: Memory of each of these processes at its peak, at most; 0 without.
-        cosines_serve: Whether the filter acts on images for which cosines are the default.
-
-    Example:
-        >>> problem = Problem((3, 224, 224), (64, 112, 112), True, samples=700)
-        >>> plan_of(problem).route
-        'dct'
-    """
+    """What a fit will do."""
 
     route: RouteName
-    samples: int | None
-    memory_bytes: int
-    filter_bytes: int
-    reason: str = ""
-    parallelism: Parallelism | None = None
-    tasks: int = 1
-    worker_bytes: int = 0
+    samples: int | None  # None if the data do not tell
+    memory_bytes: int  # at most
+    reason: str = ""  # why not another route, in a few words
+    parallelism: Parallelism | None = None  # None if this process reads
+    tasks: int = 1  # in which the parts are given out
     cosines_serve: bool = False
 
     def __str__(self) -> str:
         """Return one line for a person."""
         count = "samples" if self.samples is None else f"{self.samples:,} samples"
         why = f" ({self.reason})" if self.reason else ""
-        memory = f"up to {self.memory_bytes / 1e9:.1f} GB of memory"
         if self.parallelism is not None:
             count += f" {self.parallelism.words}"
-            memory += f" here and {self.worker_bytes / 1e9:.1f} GB in each process that reads"
-        return (
-            f"{NAMES[self.route]}, {count}: {memory}, "
-            f"{self.filter_bytes / 1e6:,.1f} MB on disk{why}"
-        )
+        memory = f"up to {self.memory_bytes / 1e9:.1f} GB of memory"
+        return f"{NAMES[self.route]}, {count}: {memory}{why}"
 
 
 def plan_of(
@@ -99,19 +76,10 @@ def plan_of(
     route: RouteChoice = "auto",
     *,
     network_bytes: int = 0,
-    norm_bytes: int = 0,
     memory: int | None = None,
     parallelism: Parallelism | None = None,
 ) -> FitPlan:
-    """Choose a route, unless one is named, and say what it costs.
-
-    The memory at hand is by default what the system says; `network_bytes` of it run the network.
-    `norm_bytes` are stored about normalisation layers. Without `parallelism`, this process reads.
-
-    Raises:
-        OutOfMemoryError: What was asked for needs more memory than is at hand, or every way does.
-        OptionError: The route needs all samples in one process, or every way does.
-    """
+    """Choose a route, unless one is named, and say what it costs beside running the network."""
     at_hand = available_memory() if memory is None else memory
     most = None if at_hand is None else int(at_hand * (1 - SPARE))
     candidates: list[tuple[RouteName, str]]
@@ -123,50 +91,40 @@ def plan_of(
     if parallelism is not None:
         candidates = _summed(candidates, problem)
     costs = {name: route_cost(name, problem) for name, _ in candidates}
-    own = {name: int(cost.memory) + network_bytes for name, cost in costs.items()}
-    here = own
-    if parallelism is not None:
-        held = {name: int(parallelism.held(cost)) for name, cost in costs.items()}
-        own = {name: max(own[name], held[name] + network_bytes) for name in own}
-        worker = {name: parallelism.worker_bytes(costs[name], network_bytes) for name in own}
-        workers = parallelism.workers if parallelism.here else 0
-        here = {name: own[name] + workers * worker[name] for name in own}
+    needed = {
+        name: network_bytes + int(cost.memory if parallelism is None else cost.merging)
+        for name, cost in costs.items()
+    }
     for name, reason in candidates:
-        if most is None or here[name] <= most:
+        if most is None or needed[name] <= most:
             return FitPlan(
                 name,
                 problem.samples,
-                resident_memory() + own[name],
-                int(costs[name].stored) + norm_bytes,
+                resident_memory() + needed[name],
                 reason,
                 parallelism,
                 1 if parallelism is None else parallelism.tasks(costs[name]),
-                0 if parallelism is None else worker[name],
                 cosines_serve(problem.filtered_shape, problem.data_shape),
             )
-    name = min(own, key=own.__getitem__)
-    fewer = " Let fewer processes read." if here[name] > own[name] else ""
+    name = min(needed, key=needed.__getitem__)
     raise OutOfMemoryError(
         f"A fit must not take more memory than there is: the {name} route takes up to "
-        f"{here[name] / 1e9:,.1f} GB here, and {(most or 0) / 1e9:,.1f} GB are at hand."
-        f"{fewer} {_way_out(problem, route)}"
+        f"{needed[name] / 1e9:,.1f} GB here, and {(most or 0) / 1e9:,.1f} GB are at hand. "
+        f"{_way_out(problem, route)}"
     )
 
 
 def _summed(
     candidates: list[tuple[RouteName, str]], problem: Problem
 ) -> list[tuple[RouteName, str]]:
-    """Return those candidates that need sums over the samples only."""
     names: list[RouteName] = [name for name, _ in candidates]
     found = [each for each in candidates if route_cost(each[0], problem).summed]
     if not found:
         size = problem.filtered
         raise OptionError(
             f"The {' and '.join(names)} route needs all samples in one process; here several read "
-            f"them, and sums over {size:,} x {size:,} products, "
-            f"{FLOAT64 * size**2 / 1e9:,.1f} GB, are all that they send. Read the data in one "
-            'process, fit at a layer with fewer inputs or outputs, or take `route="exact"` if '
-            "that many fit into memory six times."
+            "them. Read the data in one process, fit at a layer with fewer inputs or outputs, or "
+            f'take `route="exact"` if {size:,} x {size:,} numbers fit into memory six times.'
         )
     if found[0] != candidates[0]:
         found[0] = found[0][0], "from sums, since several processes read"
@@ -174,14 +132,11 @@ def _summed(
 
 
 def _way_out(problem: Problem, route: RouteChoice) -> str:
-    less = (
-        "Ask for fewer components, read smaller batches, or fit at a layer with fewer inputs or "
-        "outputs."
-    )
+    less = "Ask for fewer components, read smaller batches, or fit at a smaller layer."
     if not has_cosines(problem.filtered_shape):
         return (
-            f"{less} Images take cosines, which need little memory: fit at the layer that takes "
-            "them; if there is none, pass them through an `nn.Identity` first, and fit at that."
+            f"{less} Cosines of images need little memory: fit at the layer that takes the images, "
+            "or pass them through an `nn.Identity` first."
         )
     if route not in ("auto", "dct"):
         return f"Take `route='dct'`, or leave `route` at auto. {less}"
@@ -189,10 +144,7 @@ def _way_out(problem: Problem, route: RouteChoice) -> str:
 
 
 def _candidates(problem: Problem, *, principal: bool) -> Iterator[tuple[RouteName, str]]:
-    """Yield routes that serve, the best first, and why each is taken.
-
-    If `principal`, only principal components will do.
-    """
+    """Yield routes that serve, the best first, and why each is taken."""
     size = problem.filtered
     # Whether all samples fit into memory at once, as float32. The limits of `pca` may change.
     samples = problem.samples or 0
@@ -235,9 +187,6 @@ def _better_as_cosines(problem: Problem) -> str:
 
 FLOAT32, FLOAT64 = 4, 8
 PACKED = 2  # a number of a saved filter of cosines; see `ttapca.fitting.saved_format`
-
-# Numbers that are stored of a sample of the calibration: energies of bands, textures, outliers.
-CALIBRATED = 36
 
 # Medians and textures of images are measured a few at a time, which takes this many bytes.
 MEASURING = 1e8
@@ -290,29 +239,28 @@ class RouteCost:
     """Bytes that a route takes."""
 
     memory: float  # beyond what the process has, at most
-    stored: float  # of the filter on disk, as float32
+    stored: float  # of the basis on disk, as float32
     summed: float = 0.0  # of sums over the samples; 0 if it needs the samples themselves
     beside: float = 0.0  # of a pass beside these sums
+
+    @property
+    def merging(self) -> float:
+        """Memory beyond what the process has, if others read: a result comes and is unpacked."""
+        return max(self.memory, 3 * self.summed + self.beside)
 
 
 def route_cost(route: RouteName, problem: Problem) -> RouteCost:
     """Return what a route costs; with the samples of one pass if their number is unknown."""
     memory, stored, summed = _cost_of_basis(route, problem)
-    common = MEASURING + FLOAT64 * 3 * problem.outputs  # means
+    beside = MEASURING + FLOAT64 * 3 * problem.outputs  # means
     # The kept samples, the batch that is read and its copy in float64.
-    common += problem.sampled * problem.filtered * FLOAT32
-    common += min(problem.batch, 4096) * problem.filtered * (FLOAT32 + 2 * FLOAT64)
-    beside = FLOAT64 * (problem.outputs + problem.filtered * problem.folds)  # means
-    if route == "dct" and problem.folds:
-        beside = PACKED * problem.filtered
+    beside += problem.sampled * problem.filtered * FLOAT32
+    beside += min(problem.batch, 4096) * problem.filtered * (FLOAT32 + 2 * FLOAT64)
     if 0 < problem.classes * problem.filtered <= MOST_CLASS_SUMS:
         by_class = FLOAT64 * problem.classes * problem.filtered
-        common += 4 * by_class
+        beside += 4 * by_class
         summed += by_class if summed else 0.0
-        # Their reach, for each component.
-        beside += PACKED * problem.filtered if route == "dct" else FLOAT32 * problem.kept()
-    beside += FLOAT32 * problem.sampled * CALIBRATED
-    return RouteCost(memory + common, stored + beside, summed, common)
+    return RouteCost(memory + beside, stored, summed, beside)
 
 
 def _cost_of_basis(route: RouteName, problem: Problem) -> tuple[float, float, float]:
@@ -356,21 +304,9 @@ class Parallelism:
 
     parts: int
     workers: int  # processes that read at the same time
-    here: bool  # whether they are on this machine, and share its memory
     words: str  # who they are, for people
-    by_parts: bool = True  # parts are given out, in tasks; else each process has data of its own
 
     def tasks(self, cost: RouteCost) -> int:
         """Return in how many tasks the parts are read."""
         each = 1 if cost.summed > LARGE_RESULT else TASKS_A_WORKER
         return min(self.parts, each * self.workers)
-
-    def held(self, cost: RouteCost) -> float:
-        """Return the bytes that one process holds while results are merged, at most."""
-        # Sums of 1, 2, 4, ... tasks wait for others of as many, while one comes and is unpacked.
-        waiting = math.ceil(math.log2(self.tasks(cost))) + 1 if self.by_parts else 1
-        return (waiting + 2) * cost.summed + cost.beside
-
-    def worker_bytes(self, cost: RouteCost, network_bytes: int) -> int:
-        """Return the memory of a process that only reads, at most."""
-        return int(resident_memory() + network_bytes + 2 * cost.summed + cost.beside)

@@ -1,9 +1,8 @@
 """The readers of a fit's data: this process, the workers of an engine, or all ranks of a job.
 
-One process reads a loader as a whole. Data in parts (`PartedData`, such as
-`ttapca.datasets.Shards`) can be read by the workers of an engine. In a job of several ranks
-(`torchrun`), each rank reads its own data, and all get one filter: statistics are merged as a tree,
-so that a thousand ranks take ten rounds, and rank 0 finds the filter.
+In a job of several ranks (`torchrun`), each rank reads its own data, and all get one filter:
+statistics are merged as a tree, so that a thousand ranks take ten rounds, and rank 0 finds the
+filter.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import hashlib
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -27,10 +25,8 @@ from torch import Tensor, nn
 
 from ttapca.engines import Engine, Finished, Lost, engine_of
 from ttapca.engines.artifacts import Artifact, write_artifact
-from ttapca.engines.processes import JoblibEngine
 from ttapca.errors import DataFormatError, EngineError, OptionError, ShapeError
-from ttapca.fitting.activations import Prepare, SourceActivations
-from ttapca.fitting.channel_statistics import FindLogits
+from ttapca.fitting.activations import SourceActivations
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.plan import FitPlan, Parallelism, RouteChoice
 from ttapca.fitting.source_statistics import PassConfig, SourceStatistics, merged
@@ -48,19 +44,15 @@ _one_at_a_time = Lock()
 
 @runtime_checkable
 class PartedData(Protocol):
-    """Data in parts that can be read independently; as a loader, all of them in order."""
+    """Data in parts that can be read independently; as a loader, all of them in order.
 
-    @property
-    def parts(self) -> Sequence[Any]:
-        """The parts, in order: each has a length, in samples, and yields batches as a loader does.
+    Each part has a length, in samples, and yields batches as a loader does. Parts are pickled if an
+    engine reads them in other processes. `str(part)` names a part in messages. A method `check`, if
+    a part has one, raises in a process that does not see its data.
+    """
 
-        They are pickled if an engine reads them in other processes. `str(part)` names a part in
-        messages. If it has a method `check`, that raises in a process which does not see its data.
-        """
-
-    @property
-    def batch_size(self) -> int:
-        """How many samples batches have, except for the last one of a part."""
+    parts: Sequence[Any]
+    batch_size: int  # except for the last batch of a part
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of all parts."""
@@ -74,28 +66,15 @@ def placed(parts: Sequence[Any], first: int = 0) -> list[PlacedPart]:
     return list(zip(parts, itertools.accumulate(map(len, parts), initial=first), strict=False))
 
 
-@dataclass(frozen=True, eq=False)
 class PartReader:
     """Collects from parts of the data what a fit needs; pickled if an engine reads elsewhere."""
 
-    model: nn.Module
-    layer: str
-    prepare: Prepare | None
-    logits: FindLogits | None
-    config: PassConfig
-
-    @classmethod
-    def of(cls, source: SourceActivations, config: PassConfig) -> PartReader:
-        """Return a reader that reads parts as the source reads its own data."""
-        return cls(source.model, source.path, source.prepare, source.find_logits, config)
+    def __init__(self, source: SourceActivations, config: PassConfig) -> None:
+        self.model, self.layer, self.config = source.model, source.path, config
+        self.prepare, self.logits = source.prepare, source.find_logits
 
     def __call__(self, parts: Iterable[PlacedPart]) -> SourceStatistics:
-        """Read some parts, one after the other.
-
-        Raises:
-            DataFormatError: A part has more or fewer samples than it said.
-            TtapcaError: As `ttapca.fit` does.
-        """
+        """Read some parts, one after the other."""
         into: SourceStatistics | None = None
         with torch.inference_mode(False), torch.no_grad(), evaluation_mode(self.model):
             for part, first in parts:
@@ -114,17 +93,14 @@ class PartReader:
 
 
 def _read_parts(reader: Artifact[PartReader], parts: Sequence[PlacedPart]) -> SourceStatistics:
-    """Read some parts in a worker of an engine, which opens the network once."""
     with _one_at_a_time:
         return reader.open()(parts)
 
 
 def _check_parts(parts: Iterable[PlacedPart]) -> None:
-    """Raise unless this process finds these parts, as far as they can tell."""
     for part, _ in parts:
-        check = getattr(part, "check", None)
-        if check is not None:
-            check()
+        if hasattr(part, "check"):
+            part.check()
 
 
 class DataReader:
@@ -158,10 +134,9 @@ class DataReader:
     def _statistics(
         self, source: SourceActivations, config: PassConfig, plan: FitPlan
     ) -> SourceStatistics:
-        """Return the statistics of the data, or of their parts, that this process reads."""
         del plan  # there is one task
         if self._parts:
-            reader = PartReader.of(source, config)
+            reader = PartReader(source, config)
             return reader(source.watched(self._parts, "part", len(self._parts)))
         into = SourceStatistics(config, source.device)
         source.collect(into, self._positions)
@@ -178,7 +153,7 @@ class EngineReader(DataReader):
         if engine.remote:
             parts, workers = len(self._parts), engine.workers
             words = f"in {parts:,} parts, read by {workers:,} workers"
-            self.parallelism = Parallelism(parts, workers, isinstance(engine, JoblibEngine), words)
+            self.parallelism = Parallelism(parts, workers, words)
 
     def settle(self, source: SourceActivations) -> None:
         """Say how many samples all parts have, and how many are read at once."""
@@ -188,26 +163,21 @@ class EngineReader(DataReader):
     def _statistics(
         self, source: SourceActivations, config: PassConfig, plan: FitPlan
     ) -> SourceStatistics:
-        """Read all parts once, and merge the results of the workers as they arrive."""
         if not self._engine.remote:
             return super()._statistics(source, config, plan)
         tasks = _divided(self._parts, plan.tasks)
         check = partial(_check_parts, self._parts[:: -(-len(self._parts) // CHECKED_PARTS)])
         with TemporaryDirectory(prefix="ttapca-fit-") as folder:
-            network = write_artifact(PartReader.of(source, config), Path(folder), "the network")
+            network = write_artifact(PartReader(source, config), Path(folder), "the network")
             work = partial(_read_parts, network)
             with closing(self._engine.run(tasks, work, needs=[network], ready=check)) as run:
                 return merged(source.watched(_results(run), "task", len(tasks)))
 
 
 def _divided(parts: Sequence[PlacedPart], tasks: int) -> list[list[PlacedPart]]:
-    """Divide parts into at most that many runs of about as many samples."""
-    last, first = parts[-1]
-    samples = max(1, first + len(last))
-    runs: list[list[PlacedPart]] = [[] for _ in range(tasks)]
-    for part, first in parts:
-        runs[min(tasks - 1, int(tasks * (first + len(part) / 2) / samples))].append((part, first))
-    return [run for run in runs if run]
+    """Divide parts into runs of about as many parts."""
+    ends = [len(parts) * number // tasks for number in range(tasks + 1)]
+    return [list(parts[a:b]) for a, b in itertools.pairwise(ends)]
 
 
 def _results(
@@ -217,28 +187,22 @@ def _results(
     for ending in endings:
         if isinstance(ending, Lost):
             names = ", ".join(str(part) for part, _ in ending.task[:NAMED])
-            more = f" and {len(ending.task) - NAMED:,} more" if len(ending.task) > NAMED else ""
             raise EngineError(
-                f"All parts of the data must be read; these were lost: {names}{more}. "
+                f"All parts of the data must be read; {len(ending.task):,} were lost: {names}. "
                 f"{ending.reason}."
             )
         yield ending.result
 
 
 def several_ranks() -> bool:
-    """Return whether this process is one of several in an initialised `torch.distributed` job."""
+    """Return whether this process is one of several in a `torch.distributed` job."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def reader_of(
     data: Any, engine: Engine | str | None, groups: Sequence[Hashable] | None = None
 ) -> DataReader:
-    """Return the reader for data, an engine and groups as `ttapca.fit` takes them.
-
-    Raises:
-        OptionError: The engine would have no effect, or there is no such engine, or `groups` are
-            named for the data of several ranks.
-    """
+    """Return the reader for data, an engine and groups as `ttapca.fit` takes them."""
     ranks = several_ranks()
     if engine is None and ranks:
         if groups is not None:
@@ -269,15 +233,12 @@ def reader_of(
 
 
 class ProcessGroup:
-    """All ranks of the job, apart from the messages of other groups.
-
-    It uses gloo, whatever the job's own backend is: its messages lie in the memory of the CPU. They
-    are pickled, as all objects that torch sends between ranks.
-    """
+    """All ranks of the job, which send each other pickled objects."""
 
     def __init__(self) -> None:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
-        # One rank may decompose a large matrix while the others wait.
+        # Messages lie in the memory of the CPU, whatever the job's own backend is. One rank may
+        # decompose a large matrix while the others wait.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(days=1))
 
     def close(self) -> None:
@@ -314,8 +275,7 @@ class RankReader(DataReader):
         self._data = data
         self._group = ProcessGroup()
         count = self._group.count
-        words = f"of {count:,} ranks"
-        self.parallelism = Parallelism(count, count, here=False, words=words, by_parts=False)
+        self.parallelism = Parallelism(count, count, f"of {count:,} ranks")
         # Unless all know how many samples they have, ranks take turns. With an odd step each of
         # them has as large a share of the positions that a power of two divides.
         self._exact = False
@@ -326,11 +286,7 @@ class RankReader(DataReader):
         self._group.close()
 
     def each(self, step: Callable[[], Found]) -> Found:
-        """Take a step in every rank; if one fails, all do.
-
-        Raises:
-            EngineError: The step failed in another rank.
-        """
+        """Take a step in every rank; if one fails, all do."""
         try:
             found = step()
         except Exception as error:
@@ -345,11 +301,7 @@ class RankReader(DataReader):
         return found
 
     def settle(self, source: SourceActivations) -> None:
-        """Tell the source how many samples all ranks have, and find out where its own begin.
-
-        Raises:
-            OptionError: The ranks do not fit the same filter.
-        """
+        """Tell the source how many samples all ranks have, and find out where its own begin."""
         own = {
             "layer": source.path,
             "weights": _digest(source.model),
@@ -359,13 +311,12 @@ class RankReader(DataReader):
         block = self._data.batch_size if isinstance(self._data, PartedData) else source.block
         everyone = self._group.gather((own, _exact_count(self._data), source.samples, block))
         facts, exact, samples, blocks = zip(*everyone, strict=True)
-        for name, fact in own.items():
-            for rank, each in enumerate(facts):
-                if each[name] != facts[0][name]:
-                    raise OptionError(
-                        f"All ranks fit one filter together; rank {rank} has other {name} than "
-                        f"rank 0: {each[name]} for {facts[0][name]} (here {fact})."
-                    )
+        for name, (rank, each) in itertools.product(own, enumerate(facts)):
+            if each[name] != facts[0][name]:
+                raise OptionError(
+                    f"All ranks fit one filter together; rank {rank} has other {name} than rank 0: "
+                    f"{each[name]} for {facts[0][name]}. Give all ranks the same arguments."
+                )
         self._exact = None not in exact
         if self._exact:
             samples = exact
@@ -400,7 +351,6 @@ class RankReader(DataReader):
     def _statistics(
         self, source: SourceActivations, config: PassConfig, plan: FitPlan
     ) -> SourceStatistics:
-        """Return the statistics of the data of this rank."""
         own = super()._statistics(source, config, plan)
         said = _exact_count(self._data)
         if self._exact and own.samples != said:

@@ -1,11 +1,9 @@
 """The routes of a fit: five ways from source data to a basis.
 
-Three need sums over the samples only, so that several processes can read the data: **folded**, for
-an affine layer whose input is smaller than its output or is the model's images, exact in the space
-of its input; **exact**, for any other layer, by one p x p matrix; **dct**, for images, and for maps
-that are too large for a basis of vectors: cosines with exact variances. Two need the samples
-themselves: **gram**, for few samples, exact by one samples x samples matrix; and **randomised**,
-for many samples of a long layer, by a few passes over the data until an error bound is met.
+Three need sums over the samples only, so that several processes can read the data: **folded**,
+exact in the space of an affine layer's input; **exact**, by one p x p matrix; **dct**, cosines with
+exact variances. Two need the samples themselves: **gram**, for few of them, exact by one samples x
+samples matrix; and **randomised**, by a few passes over the data until an error bound is met.
 
 Another route is a function here, its entry in `SUMMED` or `SAMPLED`, and its name and cost in
 `ttapca.fitting.plan`.
@@ -25,10 +23,10 @@ import torch
 from torch import Tensor
 
 from ttapca.errors import OptionError
-from ttapca.fitting.activations import Shapes, SourceActivations
+from ttapca.fitting.activations import SourceActivations
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.plan import RouteName
-from ttapca.fitting.source_statistics import MomentsKind, PassConfig, Side, SourceStatistics
+from ttapca.fitting.source_statistics import MomentsKind, PassConfig, SourceStatistics
 from ttapca.spectral.basis import Basis, Dense
 from ttapca.spectral.basis_choice import takes_images
 from ttapca.spectral.cosine import CoefficientMoments, Cosine, fit_channel_dct
@@ -39,15 +37,7 @@ from ttapca.spectral.cross_validation import (
     calibrate_fixed,
     rest_of,
 )
-from ttapca.spectral.folded import (
-    Folded,
-    FoldedPCA,
-    InputGram,
-    InputPCA,
-    LinearPart,
-    fold,
-    is_affine,
-)
+from ttapca.spectral.folded import Folded, FoldedPCA, InputGram, LinearPart, fold, is_affine
 from ttapca.spectral.image_statistics import measure, textures
 from ttapca.spectral.pca import PCA, Decomposition, Moments, SampleGram, hold
 from ttapca.spectral.position_sample import HELD_OUT
@@ -59,15 +49,9 @@ Groups = Sequence[Hashable] | None
 
 @dataclass(eq=False)
 class FitTask:
-    """The input of a route: the source, the shapes at the layer, and options as for `ttapca.fit`.
-
-    Attributes:
-        on_demand: Whether the caller named the route.
-        statistics: What the first pass has collected so far; that pass comes first.
-    """
+    """The input of a route; options as for `ttapca.fit`."""
 
     source: SourceActivations
-    shapes: Shapes
     n_components: int | float | None
     generator: torch.Generator | None
     on_demand: bool
@@ -75,21 +59,12 @@ class FitTask:
     statistics: SourceStatistics = dataclasses.field(init=False)
     begun: Iterator[Tensor] | None = None  # a pass that another route gave up
 
-    def shape(self, *, at_input: bool = False) -> tuple[int, ...]:
-        """Return the shape of a sample at one side of the layer; the input is a single tensor."""
-        return cast(tuple[int, ...], self.shapes.input) if at_input else self.shapes.output
-
-    def pass_config(self, *, at_input: bool, moments: MomentsKind | None = None) -> PassConfig:
-        """Say how a pass over one side of the layer goes."""
-        side: Side = "input" if at_input else "output"
-        return self.source.pass_config(side, self.shape(at_input=at_input), moments)
-
     def read(self, *, at_input: bool = False) -> Iterator[Tensor]:
         """Start a pass over the activations, or continue one that another route gave up."""
         begun, self.begun = self.begun, None
         if begun is not None:
             return begun
-        config = self.pass_config(at_input=at_input)
+        config = self.source.pass_config(at_input=at_input)
         if hasattr(self, "statistics") and self.statistics.config == config:
             return self.source.batches(config, None)  # a later pass shows nothing new
         self.statistics = SourceStatistics(config, self.source.device)
@@ -136,7 +111,6 @@ class FitTask:
         return dataclasses.replace(found, resemblance=resemblance)
 
     def _groups_at(self, positions: Tensor) -> list[Hashable] | None:
-        """Return the groups of samples by their positions."""
         if self.groups is None:
             return None
         if len(self.groups) != self.statistics.samples:
@@ -155,7 +129,6 @@ class FitTask:
     def _resemblance(
         self, calibration: Calibration, positions: Tensor, groups: list[Hashable] | None
     ) -> Resemblance:
-        """Return how far the samples of a calibration resemble each other."""
         order = calibration.rows.argsort()
         energies, rows = calibration.energies[order], calibration.rows[order]
         if calibration.rest is not None:
@@ -163,9 +136,9 @@ class FitTask:
             energies = torch.cat([energies, (rest / rest.mean())[:, None]], 1)
         predicted = self.statistics.predicted.at(positions[rows])
         known = predicted >= 0
-        classes = predicted[known] if bool(known.any()) else None
-        if classes is not None:
-            energies, rows = energies[known], rows[known]
+        classes = None
+        if bool(known.any()):
+            classes, energies, rows = predicted[known], energies[known], rows[known]
         of_rows = None if groups is None else [groups[row] for row in rows.tolist()]
         found = measured_resemblance(energies, classes, of_rows)
         stand_for = len(calibration.energies) / len(energies)
@@ -181,14 +154,11 @@ class FitTask:
         calibration: Calibration,
         error_bound: Tensor | None = None,
     ) -> FittedFilter:
-        """Make a filter of what a route found, with the components that calibration resolves.
-
-        If the filter acts on the model's input images, these are measured, too.
-        """
+        """Make a filter of what a route found, with the components that calibration resolves."""
         if calibration.variances is not None and len(calibration.variances) < basis.n_components:
             basis = basis.truncated(len(calibration.variances))
             found = found.truncated(len(calibration.variances))
-        shape = self.shape(at_input=basis.at_input)
+        shape = self.source.shapes.side(at_input=basis.at_input)
         center = mean = found.mean.cpu()
         outliers = measured = None
         if basis.at_input:
@@ -202,7 +172,7 @@ class FitTask:
             layer=self.source.path,
             basis=basis,
             shape=shape,
-            output_shape=self.shapes.output,
+            output_shape=self.source.shapes.output,
             mean_=mean,
             center_=center,
             singular_values_=found.singular_values.cpu(),
@@ -219,29 +189,22 @@ class FitTask:
         )
 
 
-@dataclass(frozen=True)
-class SummedRoute:
-    """A route of one pass: `config` says what it collects, and `find` makes a filter of that."""
-
-    config: Callable[[FitTask], PassConfig]
-    find: Callable[[FitTask], FittedFilter]
-
-
-def _folded_config(task: FitTask) -> PassConfig:
-    layer = task.source.layer
-    if task.shapes.input is None or not is_affine(layer):
+def summed_config(task: FitTask, route: RouteName) -> PassConfig:
+    """Say how the one pass of a route goes that needs sums only."""
+    layer, shapes = task.source.layer, task.source.shapes
+    if route == "folded" and (shapes.input is None or not is_affine(layer)):
         raise OptionError(
             "Folding needs an affine layer (Conv1d, Conv2d, Conv3d or Linear, without hooks); "
             f"`{task.source.path}` is a {type(layer).__name__}. Leave `route` at auto."
         )
-    return task.pass_config(at_input=True, moments="scatter")
+    at_input = route == "folded" or (route == "dct" and shapes.folds)
+    moments: MomentsKind = "cosines" if route == "dct" else "scatter"
+    return task.source.pass_config(at_input=at_input, moments=moments)
 
 
 def _without(
     moments: Moments, find: Callable[[Moments], AnyPCA]
 ) -> Callable[[Tensor, list[int]], AnyPCA]:
-    """Return what finds a decomposition of the moments without some samples."""
-
     def without(samples: Tensor, _positions: list[int]) -> AnyPCA:
         found = find(moments.remove(samples))
         moments.update(samples)
@@ -252,22 +215,19 @@ def _without(
 
 def _folded(task: FitTask) -> FittedFilter:
     moments = cast(Moments, task.statistics.moments)
-    linear = LinearPart(task.source.layer, task.shape(at_input=True))
+    linear = LinearPart(task.source.layer, task.statistics.config.shape)
     pca = fold(moments, linear, task.n_components)
-    basis = Folded(*pca.both_ways(linear))
+    basis_of = partial(_basis_of, linear=linear)
+    basis = basis_of(pca)  # before others are made of these moments
     without = _without(moments, partial(fold, linear=linear, n_components=None))
-
-    def basis_of(found: InputPCA) -> Basis:  # `both_ways` changes what it is called on
-        return Folded(*found.both_ways(linear))
-
     return task.fitted("folded", basis, pca, task.cross_validated(pca, without, basis_of))
 
 
 def _exact(task: FitTask) -> FittedFilter:
     moments = cast(Moments, task.statistics.moments)
     pca = PCA.from_moments(moments, task.n_components)
-    calibration = task.cross_validated(pca, _without(moments, PCA.from_moments), _dense)
-    return task.fitted("exact", Dense(pca.basis.cpu()), pca, calibration)
+    calibration = task.cross_validated(pca, _without(moments, PCA.from_moments), _basis_of)
+    return task.fitted("exact", _basis_of(pca).cpu(), pca, calibration)
 
 
 def _dct(task: FitTask) -> FittedFilter:
@@ -279,18 +239,17 @@ def _dct(task: FitTask) -> FittedFilter:
     return task.fitted("dct", basis, dct, calibration)
 
 
-SUMMED: dict[RouteName, SummedRoute] = {
-    "folded": SummedRoute(_folded_config, _folded),
-    "exact": SummedRoute(lambda task: task.pass_config(at_input=False, moments="scatter"), _exact),
-    "dct": SummedRoute(
-        lambda task: task.pass_config(at_input=task.shapes.folds, moments="cosines"), _dct
-    ),
+# These find a filter in the statistics of one pass.
+SUMMED: dict[RouteName, Callable[[FitTask], FittedFilter]] = {
+    "folded": _folded,
+    "exact": _exact,
+    "dct": _dct,
 }
 
 
 def _gram(task: FitTask) -> FittedFilter:
-    """Decompose few samples; if they turn out to be many, take the other route."""
-    at_input = task.shapes.folds
+    """Decompose few samples; if there are many, take the other route."""
+    shapes, at_input = task.source.shapes, task.source.shapes.folds
     batches = task.read(at_input=at_input)
     held, complete = hold(batches, limited=not task.on_demand)
     if not complete:
@@ -298,35 +257,26 @@ def _gram(task: FitTask) -> FittedFilter:
             task.begun = itertools.chain(held, batches)
         return _randomised(task)
     task.source.tell("stage", "decomposing")
+    gram: SampleGram | InputGram
     if at_input:
-        return _gram_at_input(task, held)
-    gram = SampleGram(held, math.prod(task.shapes.output), device=task.source.device)
+        gram = InputGram(held, LinearPart(task.source.layer, shapes.side(at_input=True)))
+    else:
+        gram = SampleGram(held, math.prod(shapes.output), device=task.source.device)
     pca = gram.pca(task.n_components)
-    calibration = task.cross_validated(pca, lambda _, out: gram.pca(leave_out=out), _dense)
-    return task.fitted("gram", Dense(pca.basis.cpu()), pca, calibration)
-
-
-def _gram_at_input(task: FitTask, held: list[Tensor]) -> FittedFilter:
-    gram = InputGram(held, LinearPart(task.source.layer, task.shape(at_input=True)))
-    pca = gram.pca(task.n_components)
-
-    def basis_of(found: FoldedPCA) -> Basis:
-        return Folded(found.project, found.rebuild)
-
-    calibration = task.cross_validated(pca, lambda _, out: gram.pca(leave_out=out), basis_of)
-    return task.fitted("gram", basis_of(pca), pca, calibration)
+    calibration = task.cross_validated(pca, lambda _, out: gram.pca(leave_out=out), _basis_of)
+    return task.fitted("gram", _basis_of(pca).cpu(), pca, calibration)
 
 
 def _randomised(task: FitTask) -> FittedFilter:
     """Read the data several times, until an error bound is met."""
     task.source.require_several_passes()
-    size, device = math.prod(task.shapes.output), task.source.device
+    size, device = math.prod(task.source.shapes.output), task.source.device
     pca = randomised_pca(
         task.read, size, task.n_components, generator=task.generator, device=device
     )
-    calibration = task.calibrated_as_fixed(pca, pca.explained_variance, _dense(pca), pca.mean)
-    basis, error_bound = Dense(pca.basis.cpu()), pca.error_bound.cpu()
-    return task.fitted("randomised", basis, pca, calibration, error_bound)
+    basis = _basis_of(pca)
+    calibration = task.calibrated_as_fixed(pca, pca.explained_variance, basis, pca.mean)
+    return task.fitted("randomised", basis.cpu(), pca, calibration, pca.error_bound.cpu())
 
 
 SAMPLED: dict[RouteName, Callable[[FitTask], FittedFilter]] = {
@@ -335,5 +285,10 @@ SAMPLED: dict[RouteName, Callable[[FitTask], FittedFilter]] = {
 }
 
 
-def _dense(pca: PCA) -> Basis:
-    return Dense(pca.basis)
+def _basis_of(pca: AnyPCA, linear: LinearPart | None = None) -> Basis:
+    match pca:
+        case PCA():
+            return Dense(pca.basis)
+        case FoldedPCA():
+            return Folded(pca.project, pca.rebuild)
+    return Folded(*pca.both_ways(cast(LinearPart, linear)))

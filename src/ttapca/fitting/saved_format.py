@@ -57,14 +57,9 @@ _CONFIG_RULE = Record(
                 "n_samples": Whole(2),
                 "total_variance": Number(0),
                 "explained_variance": Number(0, 1 + ROUNDING),
-                "largest_singular_value": Number(0),
-                "smallest_singular_value": Number(0),
             },
-            {
-                "agreement": Number(0, 1),
-                "mirror_agreement": Number(0, 1),
-                "singular_value_error": Number(0),
-            },
+            {"agreement": Number(0, 1), "mirror_agreement": Number(0, 1)},
+            others=Number(0),  # earlier versions repeated facts that follow from the tensors
         ),
         "versions": Record({"ttapca": Text(), "torch": Text()}, others=Text()),
         "tensors_sha256": Text(64),
@@ -97,14 +92,8 @@ def _has_outliers(measured: Tensor) -> bool:
 _Meaning = tuple[str, Callable[[Tensor], bool]]
 POSITIVE: _Meaning = "above 0", lambda x: bool((x > 0).all())
 NOT_NEGATIVE: _Meaning = "not below 0", lambda x: bool((x >= 0).all())
-FALLING: _Meaning = (
-    "above 0 and falling",
-    lambda x: bool(x[-1] > 0) and bool((x.diff() <= 0).all()),
-)
-CORRELATIONS: _Meaning = (
-    "correlations from 0 to 1, one for each layer",
-    lambda x: bool(((x >= 0) & (x <= 1)).all()),
-)
+FALLING: _Meaning = "above 0 and falling", lambda x: bool(x[-1] > 0 and (x.diff() <= 0).all())
+CORRELATIONS: _Meaning = "correlations from 0 to 1", lambda x: bool(((x >= 0) & (x <= 1)).all())
 SHARES: _Meaning = (
     "above 0, with a sum of 1",
     lambda x: bool((x > 0).all()) and abs(float(x.sum()) - 1) < ROUNDING,
@@ -131,11 +120,7 @@ def check_config(config: object, path: Path) -> None:
 
 
 def check_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raise `SavedFilterError` unless unpacked tensors are those of a filter with this config.
-
-    One may be missing, unknown, of another shape or type, not finite, out of range or out of order,
-    or the config may contradict them. `path` is named in the message.
-    """
+    """Raise `SavedFilterError` unless unpacked tensors are those of a filter with this config."""
     _check_shapes(config, tensors, path)
     required, optional = _forms(config, tensors)
     known = required | optional
@@ -166,7 +151,6 @@ def _check_there(name: str, tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _check_shapes(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raise unless the shapes in a config are possible for its kind of basis, and fit together."""
     shape = config["shape"]
     rules: dict[str, Rule] = {
         "shape": kind_of(config, tensors).shape_rule,
@@ -244,14 +228,10 @@ def _forms(
 
 
 def _pair_forms(tensors: Mapping[str, Tensor], classes: int) -> dict[str, TensorForm]:
-    """Return the forms of what tells whether two images have one class."""
     if PAIR_NUMBERS not in tensors:
         return {}
-    sizes = {
-        name: _rows_and_columns(tensor)
-        for name, tensor in tensors.items()
-        if name.startswith(PAIRS)
-    }
+    layers = [name for name in tensors if name.startswith(PAIRS)]
+    sizes = {name: _rows_and_columns(tensors[name]) for name in layers}
     features = max((width for _, width in sizes.values()), default=0)
 
     def sound(numbers: Tensor) -> bool:
@@ -266,10 +246,7 @@ def _pair_forms(tensors: Mapping[str, Tensor], classes: int) -> dict[str, Tensor
 
 
 def _rows_and_columns(tensor: Tensor | None) -> tuple[int, int]:
-    """Return the sizes of a matrix, at least 1, for a form that leaves one of them open.
-
-    What is no matrix has the sizes 1 and 1, and so fails the comparison with its form.
-    """
+    """Return the sizes of a matrix, at least 1, and 1 for anything else, which then has no form."""
     rows, columns = tensor.shape if tensor is not None and tensor.dim() == 2 else (1, 1)
     return max(1, rows), max(1, columns)
 
@@ -277,7 +254,6 @@ def _rows_and_columns(tensor: Tensor | None) -> tuple[int, int]:
 def _check_form(
     name: str, tensor: Tensor, form: TensorForm, storage: torch.dtype, path: Path
 ) -> None:
-    """Raise unless a tensor has its form."""
     shape, dtype = tuple(tensor.shape), form.dtype or storage
     if shape != form.shape:
         fault = f"have shape {form.shape}, by its config; found {shape}. Save the filter again."
@@ -297,17 +273,9 @@ def _check_form(
 
 
 def _check_source(source: Mapping[str, float], values: Tensor, where: str) -> None:
-    """Compare what a config says about the source with the singular values."""
-    largest, smallest = float(values[0]), float(values[-1])
-    for name, value in (("largest", largest), ("smallest", smallest)):
-        said = source[f"{name}_singular_value"]
-        if not math.isclose(said, value, rel_tol=ROUNDING):
-            raise SavedFilterError(
-                f"{where}: `source.{name}_singular_value` must be that of the tensors, {value:g}; "
-                f"found {said:g}. Save the filter again."
-            )
+    """Compare the variances in a config with those of the singular values."""
     freedom = source["n_samples"] - 1
-    least, kept = smallest**2 / freedom, float(values.square().sum()) / freedom
+    least, kept = float(values[-1]) ** 2 / freedom, float(values.square().sum()) / freedom
     if least < SMALLEST_VARIANCE:
         raise SavedFilterError(
             f"{where}: a component must have a variance of at least {SMALLEST_VARIANCE:g}; found "
@@ -357,11 +325,7 @@ def packed(tensors: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
 def unpacked(
     tensors: Mapping[str, Tensor], shape: Sequence[int], components: int, path: Path
 ) -> dict[str, Tensor]:
-    """Return the tensors as if they had never been packed; others are returned as they are.
-
-    Raises:
-        SavedFilterError: They cannot be what `packed` returns.
-    """
+    """Return the tensors as if they had never been packed; others are returned as they are."""
     found = dict(tensors)
     if LEVELS not in found:
         return found
@@ -397,12 +361,10 @@ def unpacked(
 
 
 def _steps_of(mean: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a mean as whole numbers of 16 bits, and the step and the offset that they count from.
-
-    A step is a power of two and the offset is whole, so that nothing is lost on the way back.
-    """
+    """Return a mean as whole numbers of 16 bits, and their step and offset."""
     low, high = float(mean.min()), float(mean.max())
     finest = max(FINEST * max(abs(low), abs(high)), torch.finfo(torch.float32).tiny)
+    # A power of two and a whole offset: nothing is lost on the way back.
     step = 2.0 ** math.ceil(math.log2(max((high - low) / (MOST_STEPS - 1), finest)))
     offset = math.floor(low / step) + 2**15
     steps = (mean / step).round() - offset

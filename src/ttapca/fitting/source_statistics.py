@@ -1,8 +1,7 @@
 """The statistics that one pass over source data collects, for all of the data or a part of them.
 
-Everything here is a sum, or a choice by position (`ttapca.spectral.position_sample`). So the
-statistics of parts merge, in any order, into those of one pass over all parts, up to the rounding
-of sums in float64. Between processes they are pickled.
+Everything here is a sum, or a choice by position. So the statistics of parts merge, in any order,
+into those of one pass over all parts, up to rounding in float64.
 """
 
 from __future__ import annotations
@@ -32,14 +31,7 @@ MOST_NUMBERS = 2**25
 
 @dataclass(eq=False)
 class ClassSums:
-    """Sums of samples, each weighted by its class probabilities, and of these weights.
-
-    Example:
-        >>> sums = ClassSums()
-        >>> sums.add(torch.tensor([[1.0], [5.0]]), torch.eye(2))
-        >>> [found.tolist() for found in sums.means()]  # nearer to 3, the mean of all
-        [[[2.0], [4.0]], [0.5, 0.5]]
-    """
+    """Sums of samples, each weighted by its class probabilities, and of these weights."""
 
     sums: Tensor | None = None  # (classes, size)
     weights: Tensor | None = None  # (classes,)
@@ -61,11 +53,8 @@ class ClassSums:
             self.sums, self.weights = self.sums + other.sums, self.weights + other.weights
 
     def means(self) -> tuple[Tensor, Tensor] | None:
-        """Return means, shape (classes, size), and shares, (classes,); None if there are none.
-
-        Each class has one more sample, which is the mean of all, so that a rare class is not far by
-        chance.
-        """
+        """Return means, shape (classes, size), and shares, (classes,); None if there are none."""
+        # Each class has one more sample, the mean of all: a rare class is not far by chance.
         if self.sums is None or self.weights is None:
             return None
         total = self.weights.sum()
@@ -76,37 +65,25 @@ class ClassSums:
 
 
 class PredictedClasses:
-    """Remembers which class the network predicts for samples, by their positions.
-
-    Example:
-        >>> predicted = PredictedClasses()
-        >>> predicted.add(torch.tensor([4, 7]), torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
-        >>> predicted.at(torch.tensor([4, 5, 7])).tolist()  # sample 5 was not predicted
-        [0, -1, 1]
-    """
+    """Remembers which class the network predicts for samples, by their positions."""
 
     def __init__(self) -> None:
-        self._rows = torch.empty(2, 0, dtype=torch.int64)  # positions and classes
+        self._known: dict[int, int] = {}
 
     def add(self, positions: Tensor, shares: Tensor) -> None:
         """Add samples at these positions, given their class probabilities, (samples, classes)."""
         if len(positions) == len(shares):
-            rows = torch.stack([positions, shares.argmax(1).cpu()])
-            self._rows = torch.cat([self._rows, rows], 1)
+            found = zip(positions.tolist(), shares.argmax(1).tolist(), strict=True)
+            self._known.update(found)
 
     def merge(self, other: PredictedClasses) -> None:
         """Add the predictions of other samples."""
-        self._rows = torch.cat([self._rows, other._rows], 1)
+        self._known |= other._known
 
     def at(self, positions: Tensor) -> Tensor:
         """Return the classes of the samples at these positions, -1 for those not predicted."""
-        known, order = self._rows[0].sort()
-        found = torch.full_like(positions, -1)
-        if len(known):
-            place = torch.searchsorted(known, positions).clamp(max=len(known) - 1)
-            there = known[place] == positions
-            found[there] = self._rows[1][order][place[there]]
-        return found
+        known = [self._known.get(each, -1) for each in positions.tolist()]
+        return torch.tensor(known, dtype=torch.int64)
 
 
 # Some of the data are kept, evenly distributed, to predict them again after the fit.
@@ -118,8 +95,7 @@ KEPT_NUMBERS = 2**23  # of all of them together, at most
 class KeptInputs:
     """The first samples of some blocks of the data, evenly distributed over all blocks.
 
-    A block is a batch as it is usually read, of samples of `numbers` numbers. Positions alone
-    decide which are kept, as in `ttapca.spectral.position_sample`.
+    A block is a batch as it is usually read. Positions alone decide which are kept.
     """
 
     def __init__(self, block: int, numbers: int) -> None:
@@ -201,12 +177,11 @@ class SourceStatistics:
         """How many samples were read."""
         return self.sample.seen
 
-    def merge(self, other: SourceStatistics) -> SourceStatistics:
-        """Add what was collected from other data, and return self."""
+    def merge(self, other: SourceStatistics) -> None:
+        """Add what was collected from other data."""
         for name, part in vars(self).items():
             if name != "config" and part is not None:
                 part.merge(getattr(other, name))
-        return self
 
     def check_samples(self) -> None:
         """Raise `NotEnoughDataError` if there are too few samples for a filter."""
@@ -219,19 +194,10 @@ class SourceStatistics:
 
 
 def merged(parts: Iterable[SourceStatistics]) -> SourceStatistics:
-    """Merge what was collected from parts as a tree, while they arrive; there is one or more.
-
-    Of n parts, at most log2(n) + 1 are held at a time.
-    """
-    waiting: list[tuple[int, SourceStatistics]] = []  # of how many parts, ever fewer, and their sum
-    for part in parts:
-        count, sum_ = 1, part
-        while waiting and waiting[-1][0] <= count:
-            more, other = waiting.pop()
-            count, sum_ = count + more, other.merge(sum_)
-        waiting.append((count, sum_))
-        del part, sum_  # not to be held while the next one is waited for
-    _, total = waiting.pop()
-    while waiting:
-        total = waiting.pop()[1].merge(total)
+    """Merge statistics of one or more parts while they arrive, so that two are held at a time."""
+    arriving = iter(parts)
+    total = next(arriving)
+    for part in arriving:
+        total.merge(part)
+        del part  # not to be held while the next one is waited for
     return total

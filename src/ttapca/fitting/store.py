@@ -16,7 +16,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import safetensors.torch
 import torch
@@ -63,13 +63,9 @@ BY_LAYER = {
 def save_filter(fitted: FittedFilter, path: Path, *, dtype: form.Storage, overwrite: bool) -> None:
     """Write a filter to a folder; see `FittedFilter.save`."""
     tensors = filter_tensors(fitted, stored_dtype(dtype))
-    config = filter_config(fitted, dtype)
     if "order" in tensors:
         tensors = form.packed(tensors, math.prod(fitted.shape))
-        # What will be read differs from what was form.packed by rounding.
-        again = form.unpacked(tensors, fitted.shape, fitted.n_components_, path)
-        config["source"] |= _ends(again["singular_values"])
-    write_folder(path, config, tensors, _card(fitted, dtype), overwrite=overwrite)
+    write_folder(path, filter_config(fitted, dtype), tensors, _card(fitted), overwrite=overwrite)
 
 
 def filter_config(fitted: FittedFilter, dtype: form.Storage) -> dict[str, Any]:
@@ -78,10 +74,8 @@ def filter_config(fitted: FittedFilter, dtype: form.Storage) -> dict[str, Any]:
         "n_samples": fitted.n_samples_,
         "total_variance": fitted.total_variance_,
         "explained_variance": float(fitted.explained_variance_ratio_.sum()),
-        **_ends(fitted.singular_values_),
         "agreement": fitted.agreement_,
         "mirror_agreement": fitted.mirror_agreement_,
-        "singular_value_error": fitted.singular_value_error_,
     }
     return {
         "layer": fitted.layer,
@@ -95,13 +89,6 @@ def filter_config(fitted: FittedFilter, dtype: form.Storage) -> dict[str, Any]:
     }
 
 
-def _ends(values: Tensor) -> dict[str, float]:
-    return {
-        "largest_singular_value": float(values[0]),
-        "smallest_singular_value": float(values[-1]),
-    }
-
-
 def filter_tensors(fitted: FittedFilter, stored: torch.dtype) -> dict[str, Tensor]:
     """Return the tensors of a filter by name, its matrices in the given precision."""
     tensors = {name: getattr(fitted, f"{name}_") for name in PLAIN}
@@ -110,7 +97,7 @@ def filter_tensors(fitted: FittedFilter, stored: torch.dtype) -> dict[str, Tenso
     if fitted.resemblance_ is not None:
         tensors |= fitted.resemblance_.tensors()
     if fitted.inputs_ is not None:
-        tensors["inputs"] = fitted.inputs_.tensor
+        tensors["inputs"] = torch.stack(fitted.inputs_)
     tensors |= {name: _rounded(each, stored) for name, each in fitted.basis.tensors().items()}
     for attribute, prefix in BY_LAYER.items():
         tensors |= {prefix + path: each for path, each in getattr(fitted, attribute).items()}
@@ -164,7 +151,6 @@ def filter_arguments(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
 
 
 def _by_path(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin so, by the path of a layer that follows."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -175,12 +161,10 @@ def _by_path(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def stored_dtype(name: str) -> torch.dtype:
     """Return the precision of that name, or raise `OptionError`."""
     check_option("dtype", name, OneOf(get_args(form.Storage)))
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+    return cast(torch.dtype, getattr(torch, name))
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a matrix in the precision it is stored in; whole numbers stay as they are."""
     if not tensor.is_floating_point():
         return tensor
     rounded = tensor.to(dtype)
@@ -193,31 +177,17 @@ def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return rounded
 
 
-def _card(fitted: FittedFilter, storage: str) -> str:
+def _card(fitted: FittedFilter) -> str:
     side = "input" if fitted.basis.of_input else "output"
-    folded = fitted.basis.at_input and not fitted.basis.of_input
-    applied = "input of the layer (folded)" if folded else f"{side} of the layer"
     kept = 100 * float(fitted.explained_variance_ratio_.sum())
-    agreement = ""
-    if fitted.agreement_ is not None:
-        agreement = f"| source predictions kept at gains of 1 | {100 * fitted.agreement_:.1f} % |\n"
     return f"""\
 # Spectral filter for `{fitted.layer}`
 
 {fitted.basis.kind} of the {side} of layer `{fitted.layer}` on source data, for test-time
 adaptation with the Python package `ttapca`. It belongs to the network that it was fitted on.
 
-| | |
-|---|---|
-| components | {fitted.n_components_:,} of {fitted.space_in_words()} |
-| variance kept | {kept:.2f} % |
-{agreement}| fitted on | {fitted.n_samples_:,} samples |
-| shape of a layer's output | {fitted.output_shape} |
-| applied to | the {applied}, shape {fitted.shape} |
-| computed by | the {fitted.route} route, ttapca {fitted.versions["ttapca"]}, \
-torch {fitted.versions["torch"]} |
-| accuracy | {fitted.accuracy_} |
-| stored as | {storage} |
+- {fitted.n_components_:,} components of {fitted.space_in_words()} keep {kept:.2f} % of the variance
+- {fitted.n_samples_:,} samples; {fitted.accuracy_}
 
 ```python
 import ttapca
@@ -257,12 +227,7 @@ def write_folder(
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Raise unless a filter may be saved to this folder, before the work on it begins.
-
-    Raises:
-        FilterExistsError: Something is there.
-        StorageError: The folder above cannot be written.
-    """
+    """Raise `FilterExistsError` or `StorageError` unless a filter may be saved to this folder."""
 
     def check() -> None:
         names = {each.name for each in path.iterdir()} if path.is_dir() else set()
@@ -302,11 +267,7 @@ def read_filter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read what `write_folder` wrote, and compare it with its checksums.
-
-    A folder that a killed process left beside its place is put back first. One that another process
-    replaces meanwhile is read again.
-    """
+    """Read what `write_folder` wrote, and compare it with its checksums."""
     return read_replaceable(path, functools.partial(_read_folder, path))
 
 

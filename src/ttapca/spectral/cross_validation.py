@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ class Calibration:
     resemblance: Resemblance | None = None  # of the samples
 
 
-AnyPCA = TypeVar("AnyPCA", PCA, InputPCA, FoldedPCA)
+AnyPCA = PCA | InputPCA | FoldedPCA
 
 
 def calibrate(
