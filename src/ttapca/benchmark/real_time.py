@@ -28,7 +28,7 @@ class RealTime:
         """Return the logits for the batch that arrives now."""
         start = self.clock()
         with self.adapter.disabled():
-            logits = self.adapter(images)
+            logits: Tensor = self.adapter(images)
         period = self.clock() - start
         self.batches += 1
         if self.busy_until <= self.arrived + period:

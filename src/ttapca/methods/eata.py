@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
@@ -97,7 +97,7 @@ class EATA(GradientMethod):
 class ReliableSteps(GradientSteps):
     """Lowers the entropy of reliable samples, and keeps important weights near the source."""
 
-    keeps = ("mean",)
+    keeps: ClassVar[tuple[str, ...]] = ("mean",)
     fixed = ("start", "fisher")
 
     def __init__(self, options: EATA) -> None:

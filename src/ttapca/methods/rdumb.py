@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -44,7 +44,7 @@ class RDumb(EATA):
 class FreshStarts(ReliableSteps):
     """Takes the steps of `eata`, and starts anew after a number of batches."""
 
-    keeps = (*ReliableSteps.keeps, "taken")
+    keeps: ClassVar[tuple[str, ...]] = (*ReliableSteps.keeps, "taken")
 
     def __init__(self, options: RDumb) -> None:
         super().__init__(options)
