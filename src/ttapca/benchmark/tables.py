@@ -133,8 +133,8 @@ def signed(number: float, decimals: int) -> str:
     return f"{number:+.{decimals}f}".replace("-", "−")  # noqa: RUF001
 
 
-def setting_tables(found: Sequence[Comparison]) -> list[ResultTable]:
-    """Return mean errors by setting, if at least three comparisons differ in nothing else.
+def setting_tables(found: Sequence[Comparison], least: int = LEAST_SETTINGS) -> list[ResultTable]:
+    """Return mean errors by setting, if `least` comparisons differ in nothing else.
 
     Two are easily compared in their own tables. Errors on clean images stand in brackets.
     """
@@ -149,7 +149,7 @@ def setting_tables(found: Sequence[Comparison]) -> list[ResultTable]:
     return [
         _setting_table(dict(sorted(group.items(), key=lambda each: order.get(each[0], len(order)))))
         for group in groups.values()
-        if len(group) >= LEAST_SETTINGS
+        if len(group) >= least
     ]
 
 

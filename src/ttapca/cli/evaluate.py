@@ -56,9 +56,6 @@ def evaluate(
         Option(metavar="NAME=VALUE", help="An option of the method; may be repeated."),
     ] = None,
     outputs: arguments.OutputsOption = None,
-    explain: Annotated[
-        bool, Option("--explain", help="Show what a closed-form filter did at the end.")
-    ] = False,
     as_json: arguments.AsJson = False,
 ) -> None:
     """Measure error, calibration and speed on the test images of a data set."""
@@ -100,15 +97,10 @@ def evaluate(
         "accuracy_of_class": by_class,
         "parameters_adapted": adapted.n_parameters,
     }
-    reports = ttapca.explain(adapted) if explain else []
     if as_json:
-        if explain:
-            facts["explanations"] = [dataclasses.asdict(report) for report in reports]
         print_json(facts)
-        return
-    typer.echo(_sentence(facts))
-    for report in reports:
-        typer.echo(f"\n{report}")
+    else:
+        typer.echo(_sentence(facts))
 
 
 def _options(words: list[str] | None, own: dict[str, Any]) -> dict[str, Any]:
