@@ -17,7 +17,6 @@ from typer.core import TyperCommand, TyperGroup
 from ttapca import __version__
 from ttapca.cli import (
     bench,
-    corrupt,
     data,
     evaluate,
     feed,
@@ -68,7 +67,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.serve,
     "feed": feed.feed,
     "export-onnx": serve.export_onnx,
-    "corrupt": corrupt.corrupt,
+    "corrupt": data.corrupt,
     "methods": listings.methods,
 }
 DATA_COMMANDS: dict[str, Callable[..., None]] = {"get": data.get, "list": data.list_}

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from typer import Option
 
-from ttapca.cli import arguments, completion
+from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter, print_json, print_table
 from ttapca.errors import OptionError
 from ttapca.support.progress import counted
@@ -34,12 +34,13 @@ class PlanOptions:
     data: arguments.DataOption = None
     methods: Annotated[
         str | None,
-        Option(help="Names from `ttapca methods`.", autocompletion=completion.method_list),
+        Option(help="Names from `ttapca methods`.", autocompletion=arguments.COMPLETE_METHODS),
     ] = None
     corruptions: Annotated[
         str | None,
         Option(
-            help="Names, standard, extra, all, clean.", autocompletion=completion.corruption_list
+            help="Names, standard, extra, all, clean.",
+            autocompletion=arguments.COMPLETE_CORRUPTIONS,
         ),
     ] = None
     severities: Annotated[str | None, Option(help="Such as 5, 1-5 or 1,3,5.")] = None

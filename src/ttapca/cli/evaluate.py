@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from ttapca.benchmark import paper
-from ttapca.cli import arguments, completion
+from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
 from ttapca.support.progress import Steps
@@ -35,7 +35,7 @@ def evaluate(
     images: arguments.ImageOptions,
     network: arguments.NetworkOptions,
     method: Annotated[
-        str, Option(help="A name from `ttapca methods`.", autocompletion=completion.methods)
+        str, Option(help="A name from `ttapca methods`.", autocompletion=arguments.method_names)
     ] = "source",
     filter: Annotated[
         Path | None, Option(metavar="DIR", exists=True, file_okay=False, help=FILTER)
@@ -48,7 +48,7 @@ def evaluate(
     lr: Annotated[float | None, Option(help="Learning rate of gradient steps.")] = None,
     corruption: Annotated[
         str | None,
-        Option(help="For CIFAR-C: which corruption.", autocompletion=completion.corruptions),
+        Option(help="For CIFAR-C: which corruption.", autocompletion=arguments.corruption_names),
     ] = None,
     severity: Annotated[int | None, Option(min=1, max=5, help="For CIFAR-C: 1 to 5.")] = None,
     option: Annotated[

@@ -16,7 +16,7 @@ from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
     from ttapca.datasets import Order
-    from ttapca.serving.feeding import FedStream, Feeder, StreamPlan, Tally
+    from ttapca.serving.feeding import FedStream, StreamPlan, Tally
 
 LOOK = 0.25  # seconds between two looks at the streams
 DEFAULT_SCHEDULE = "clean 20s, gaussian_noise:5 20s, clean 20s"

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from typer import Option
 
-from ttapca.cli import arguments, completion
+from ttapca.cli import arguments
 from ttapca.cli.bench import exit_if_failed, failures, run_benchmark
 from ttapca.cli.console import print_table
 from ttapca.cli.data import get
@@ -113,7 +113,7 @@ def reproduce(
         str | None,
         Option(
             help="Names (default: the paper's, and wiener).",
-            autocompletion=completion.method_list,
+            autocompletion=arguments.COMPLETE_METHODS,
         ),
     ] = None,
     corrupted: Annotated[

@@ -16,7 +16,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from ttapca.benchmark import paper
-from ttapca.cli import arguments, completion
+from ttapca.cli import arguments
 from ttapca.cli.bench import AFTER_THE_LAST, exit_if_failed, refuse_without_effect
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
@@ -81,7 +81,7 @@ def tune(
         Argument(
             metavar="METHOD",
             help="As `ttapca methods` lists it.",
-            autocompletion=completion.methods,
+            autocompletion=arguments.method_names,
         ),
     ] = None,
     data: arguments.DataOption = None,
