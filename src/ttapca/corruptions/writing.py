@@ -25,13 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 from ttapca import __version__
 from ttapca._checks import ListOf, Record, Text, Whole, check_option, conform, shown
 from ttapca.corruptions.apply import check_images, corrupt
-from ttapca.corruptions.catalogue import (
-    CORRUPTIONS,
-    SEVERITIES,
-    SeverityTable,
-    default_table,
-    load_table,
-)
+from ttapca.corruptions.catalogue import SEVERITIES, SeverityTable, default_table, load_table
 from ttapca.corruptions.pixels import Pixels
 from ttapca.datasets.cifar import LABELS_FILE, MANIFEST_FILE
 from ttapca.engines import Lost, engine_of
@@ -63,8 +57,8 @@ _MANIFEST_RULE = Record(
     }
 )
 
+# Called with a corruption's name, how many of its images are done, and how many there are.
 FileProgress = Callable[[str, int, int], object]
-"""Called with a corruption's name, how many of its images are done, and how many there are."""
 
 
 class _Task(NamedTuple):
@@ -91,7 +85,7 @@ class Export:
     images: Pixels  # clean ones, (n, height, width, 3)
     labels: NDArray[np.integer[Any]]  # (n,), from 0 to 65,535
     to: Path
-    corruptions: tuple[str, ...] = CORRUPTIONS
+    corruptions: tuple[str, ...]
     severities: tuple[int, ...] = SEVERITIES  # ascending
     seed: int = 0
     table: str | Path | None = None
