@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 
 import pytest
 from torch import nn
 
-from ttapca.benchmark import Results
 from ttapca.benchmark.session import toml_value
 from ttapca.cli.arguments import input_shape, value_of, whole_numbers
 from ttapca.errors import OptionError
@@ -37,19 +35,3 @@ def test_shapes_that_cannot_be(words: str) -> None:
 def test_values_are_read_as_they_were_written(value: object) -> None:
     assert value_of(toml_value(value)) == value
     assert tomllib.loads(f"value = {toml_value(value)}")["value"] == value
-
-
-def test_the_home_folder_in_any_option(
-    place: Path, monkeypatch: pytest.MonkeyPatch, command
-) -> None:
-    """A shell leaves `~` alone after `--to=`."""
-    monkeypatch.setenv("HOME", str(place / "me"))
-    (place / "me").mkdir()
-    Results("r.sqlite").close()
-    command("export r.sqlite --to=~/t.json")
-    assert (place / "me" / "t.json").read_text() == "[]\n"
-    command("fit digits --data digits --components 3 --to=~/f")
-    assert (place / "me" / "f" / "config.json").is_file()
-    found = command("eval digits --data=~/images --method wiener --filter=~/f", code=2)
-    assert str(place / "me" / "images") in found.err.replace("\n", "")
-    assert not (place / "~").exists()

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from ttapca.cli import completion
 from ttapca.cli.app import run
+from ttapca.cli.arguments import COMPLETE_CORRUPTIONS, method_names, network_names
 from ttapca.corruptions import CORRUPTIONS
 from ttapca.methods import METHODS
 from ttapca.networks import packaged
@@ -24,9 +24,9 @@ def ask(what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 
 
 def test_all_names_are_known() -> None:
-    assert set(completion.methods()) == set(METHODS)
-    assert completion.networks() == sorted({"digits", *packaged()})
-    assert completion.corruption_list("") == ["standard", "extra", "all", "clean", *CORRUPTIONS]
+    assert set(method_names()) == set(METHODS)
+    assert network_names() == sorted({"digits", *packaged()})
+    assert COMPLETE_CORRUPTIONS("") == ["standard", "extra", "all", "clean", *CORRUPTIONS]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ ImageSize = Annotated[
 ]
 ShorterSide = Annotated[
     int | None,
-    Option(min=1, help="Side that pictures get first; ImageNet: 256 (default: --size)."),
+    Option(min=1, help="Side that pictures get before their centre is cut out; ImageNet: 256."),
 ]
 LimitOption = Annotated[
     int | None,
@@ -126,6 +126,13 @@ InputShape = Annotated[
     Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
 ]
 Settings = Annotated[str | None, Option(help=", ".join(SETTINGS))]
+MethodList = Annotated[
+    str | None,
+    Option(
+        help="Names from `ttapca methods` (default: the paper's, and wiener).",
+        autocompletion=COMPLETE_METHODS,
+    ),
+]
 BatchSizes = Annotated[str | None, Option(help="Images per batch, such as 200 or 1,8.")]
 Components = Annotated[str | None, Option(help="Components of the filter.")]
 LayerOption = Annotated[
@@ -250,10 +257,7 @@ class ImageOptions:
 
 
 def cache_root() -> Path:
-    """Return the folder for data sets, as `ttapca data get --help` says it.
-
-    An empty variable counts as unset.
-    """
+    """Return the folder for data sets; an empty variable counts as unset."""
     shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("TTAPCA_HOME") or f"{shared}/ttapca"
     return Path(home).expanduser().absolute()
@@ -320,16 +324,14 @@ def value_of(text: str) -> Any:
         return text.strip()
 
 
-def method_options(
-    words: Iterable[str] | None, form: str, taken: Iterable[str] = ()
-) -> dict[str, str]:
+def method_options(words: Iterable[str] | None, form: str) -> dict[str, str]:
     """Return the texts of NAME=VALUE by name; a name that is given twice is refused."""
     found: dict[str, str] = {}
     for word in words or ():
         name, equals, text = (part.strip() for part in word.partition("="))
         if not (name and equals):
             raise OptionError(f"--option takes {form}; found `{word}`.")
-        if name in found or name in taken:
+        if name in found:
             raise OptionError(
                 f"`{name}` is given twice; the first of the two would be lost. Leave one out."
             )

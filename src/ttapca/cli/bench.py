@@ -32,10 +32,7 @@ class PlanOptions:
     """Options that change single values of a plan; lists are written with commas."""
 
     data: arguments.DataOption = None
-    methods: Annotated[
-        str | None,
-        Option(help="Names from `ttapca methods`.", autocompletion=arguments.COMPLETE_METHODS),
-    ] = None
+    methods: arguments.MethodList = None
     corruptions: Annotated[
         str | None,
         Option(
@@ -101,11 +98,8 @@ def bench(
     from ttapca.benchmark.session import Benchmark
     from ttapca.benchmark.tables import setting_tables
 
-    if dry_run and as_json:
-        raise OptionError(
-            "--json would have no effect: a dry run measures nothing, and lists its runs line by "
-            "line. Leave out --json or --dry-run."
-        )
+    idle = "would have no effect: a dry run measures nothing. Leave out --json or --dry-run."
+    arguments.refuse({"--json": dry_run and as_json}, idle)
     changes = wishes.changes()
     if plan is not None and preset is not None:
         raise OptionError("Give --plan FILE or --preset NAME; found both.")
@@ -152,16 +146,16 @@ def refuse_without_effect(plan: Plan, given: Mapping[str, object]) -> None:
     """
     from ttapca.methods.method import registration
 
-    if given.get("components") is not None and not plan.needs_filter:
-        raise OptionError(
-            "--components would have no effect: none of the methods has a filter. Leave it out, "
-            "or name a method that has one, such as wiener."
-        )
-    if given.get("corruption_seed") is not None and plan.corrupted is not None:
-        raise OptionError(
-            "--corruption-seed would have no effect: it is for images that are made in memory, "
-            f"and these are read from {plan.corrupted}. Leave it out."
-        )
+    arguments.refuse(
+        {"--components": given.get("components") is not None and not plan.needs_filter},
+        "would have no effect: none of the methods has a filter. Leave it out, or name a method "
+        "that has one, such as wiener.",
+    )
+    arguments.refuse(
+        {"--corruption-seed": None not in (given.get("corruption_seed"), plan.corrupted)},
+        "would have no effect: it is for images that are made in memory, and these are read from "
+        f"{plan.corrupted}. Leave it out.",
+    )
     for name in ("steps", "lr"):
         takers = [each for each in plan.methods if name in registration(each).options]
         if given.get(name) is None or any(name not in plan.method.get(m, {}) for m in takers):

@@ -30,8 +30,6 @@ from ttapca.datasets import (
 from ttapca.datasets.layouts import shipped_size
 from ttapca.datasets.sources import FROST_PACKAGE
 
-STATE_COLOURS = {"verified": "green", "partial": "yellow", "generated": "cyan", "damaged": "red"}
-
 CACHE = "Folder (default: $TTAPCA_HOME, else $XDG_CACHE_HOME/ttapca, else ~/.cache/ttapca)."
 TO_FETCH = (*DATA_SETS, FROST)
 NAMES = f"Any of: {', '.join(TO_FETCH)}."
@@ -92,8 +90,8 @@ def list_(folder: arguments.DataFolder = None, as_json: arguments.AsJson = False
     for name in DATA_SETS:
         found = [holding for holding in holdings if holding.name == name]
         for each in found:
-            state = typer.style(each.state, fg=STATE_COLOURS[each.state])
-            tell(name, _megabytes(each.size), f"{state}: {each.detail}  ({each.folder.name})")
+            facts = f"{each.state}: {each.detail}  ({each.folder.name})"
+            tell(name, _megabytes(each.size), facts)
         if not found:
             tell(name, "-", f"{MISSING} {name}")
     tell(FROST, "-", "verified" if has_frost(root) else f"{MISSING} {FROST}")

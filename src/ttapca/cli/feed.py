@@ -77,8 +77,8 @@ def feed(
 ) -> None:
     """Play a data set against a server, as cameras whose images get worse and better again.
 
-    The labels are known, so that it shows how many answers are right. A schedule is a list such as
-    "clean 20s, fog:5 20s, clean 20s"; Ctrl-C ends it, and prints what was found so far.
+    It has the labels, and prints how many answers were right, also after Ctrl-C. A schedule is a
+    list such as "clean 20s, fog:5 20s, clean 20s".
     """
     from ttapca.serving.feeding import Feeder, Pace, check_fits, parse_seconds
     from ttapca.serving.server_client import ServerClient

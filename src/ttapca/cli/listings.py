@@ -111,13 +111,9 @@ def methods(as_json: arguments.AsJson = False) -> None:
     if as_json:
         print_json(rows)
         return
-    wrapper = textwrap.TextWrapper(
-        min(Console().width, WIDEST),
-        initial_indent=INDENT,
-        subsequent_indent=INDENT * 2,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    width = min(Console().width, WIDEST)
+    form: dict[str, Any] = {"initial_indent": INDENT, "subsequent_indent": INDENT * 2}
+    form |= {"break_long_words": False, "break_on_hyphens": False}
     for row in rows:
         typer.secho(row["name"], bold=True)
         options = ", ".join(f"{name}={value}" for name, value in row["options"].items())
@@ -129,4 +125,4 @@ def methods(as_json: arguments.AsJson = False) -> None:
             f"options: {options}" if options else "",
         )
         for text in filter(None, lines):
-            typer.echo(wrapper.fill(text))
+            typer.echo(textwrap.fill(text, width, **form))
