@@ -10,15 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from corruptions.test_reference import WITHOUT_CHANCE
 from ttapca.corruptions import CORRUPTIONS, STANDARD, corrupt, corrupt_any_size, find
 from ttapca.corruptions.apply import needs_photographs
 from ttapca.corruptions.pixels import between, integers, normals, stream_key, uniforms
 from ttapca.errors import DataNotFoundError, OptionError, PixelTypeError, ShapeError
-
-WITHOUT_CHANCE = {
-    *("defocus_blur", "zoom_blur", "gaussian_blur", "brightness", "contrast", "saturate"),
-    *("pixelate", "jpeg_compression"),
-}
 
 
 @pytest.mark.parametrize("shape", [(32, 48), (67, 33)])

@@ -90,8 +90,8 @@ def list_(folder: arguments.DataFolder = None, as_json: arguments.AsJson = False
     for name in DATA_SETS:
         found = [holding for holding in holdings if holding.name == name]
         for each in found:
-            facts = f"{each.state}: {each.detail}  ({each.folder.name})"
-            tell(name, _megabytes(each.size), facts)
+            state = f"{each.state}: {each.detail}  ({each.folder.name})"
+            tell(name, _megabytes(each.size), state)
         if not found:
             tell(name, "-", f"{MISSING} {name}")
     tell(FROST, "-", "verified" if has_frost(root) else f"{MISSING} {FROST}")

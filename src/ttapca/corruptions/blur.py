@@ -109,8 +109,7 @@ def _blur_along_line(images: Pixels, line: NDArray[np.intp], weights: Numbers) -
 
 def glass_draws(height: int, width: int, parameters: Mapping[str, Any]) -> int:
     """Return how many numbers an image needs: one per pixel that moves and iteration."""
-    border = 2 * parameters["max_delta"]
-    turns: int = parameters["iterations"]
+    border, turns = 2 * int(parameters["max_delta"]), int(parameters["iterations"])
     return turns * max(height - border, 0) * max(width - border, 0)
 
 
