@@ -108,6 +108,10 @@ CALLS = {
     "train": [
         ("none small-cnn --to f", 2, "neither a data set nor a path"),
     ],
+    "corrupt": [
+        ("none.npz --to f", 2, "is neither a data set nor a path"),
+        ("torn.npz --to f", 1, "is not a plain `.npz` archive"),
+    ],
     "export": [
         ("none.sqlite", 2, "no file of results at none.sqlite"),
     ],
@@ -217,6 +221,7 @@ def world(
     torch.save({"state_dict": build("wrn-10-1").state_dict()}, place / "wrn.pth")
     (place / "cut.pth").write_bytes((place / "wrn.pth").read_bytes()[:5000])
     (place / "log.csv").write_text("epoch,loss\n1,2.0\n")
+    (place / "torn.npz").write_bytes(b"PK")
     for name in ("empty", "home"):
         (place / name).mkdir()
     with sqlite3.connect("foreign.sqlite") as connection:

@@ -107,15 +107,6 @@ def test_bad_calls_have_a_code_and_a_reason(data, tmp_path, capsys, words, code,
     assert not (tmp_path / "out").exists()
 
 
-def test_a_bad_data_set_is_named(tmp_path, capsys):
-    to = ["--to", str(tmp_path / "out")]
-    assert run(["corrupt", str(tmp_path / "none.npz"), *to]) == 2
-    assert "is neither a data set nor a path" in capsys.readouterr().err
-    (tmp_path / "torn.npz").write_bytes(b"PK")
-    assert run(["corrupt", str(tmp_path / "torn.npz"), *to]) == 1
-    assert "is not a plain `.npz` archive" in capsys.readouterr().err
-
-
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_ctrl_c_ends_with_130_and_whole_files(tmp_path, jobs):

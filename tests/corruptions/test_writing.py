@@ -268,15 +268,3 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
     assert first.stat().st_mtime_ns == mark
     assert not list(to.glob(".*"))
     assert np.load(to / "shot_noise.npy", mmap_mode="r").shape == (10000, 32, 32, 3)
-
-
-def test_neither_networks_nor_the_command_line_are_loaded():
-    program = (
-        "import sys, ttapca; before = set(sys.modules); "
-        "import ttapca.corruptions.writing; "
-        "print(sorted({'torch', 'typer', 'rich'} & (set(sys.modules) - before)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
