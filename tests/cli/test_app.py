@@ -32,7 +32,8 @@ from ttapca.support.progress import Steps
 
 
 @pytest.mark.parametrize(
-    ("words", "code"), [("--version", 0), ("--help", 0), ("dmo", 2), ("demo --seed -1", 2), ("", 2)]
+    ("words", "code"),
+    [("--version", 0), ("--help", 0), ("dmo", 2), ("layers --components 0", 2), ("", 2)],
 )
 def test_exit_codes(words: str, code: int, command) -> None:
     said = command(words, code)
@@ -78,7 +79,6 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
         ("typer", "", "cli"),
         ("rich", "", "cli"),
         ("uvicorn", "serve digits", "serve"),
-        ("tensorboard", "train digits small-cnn --epochs 1 --tensorboard --to run", "train"),
     ],
 )
 def test_a_missing_package_names_its_extra(package: str, words: str, extra: str) -> None:
@@ -249,4 +249,3 @@ def test_bars_on_a_terminal_and_lines_elsewhere() -> None:
     text = shown(terminal=True)
     for part in ("cifar10: source [1]: failed", "reading [x].tar", "1/2", "half", "slowly"):
         assert part in text
-    assert "/?" not in text

@@ -106,16 +106,6 @@ def test_eval_takes_the_filter_that_ships(command) -> None:
     assert "10 images of cifar10-500 (bn, episodic" in command(f"{words} bn").out  # takes none
 
 
-def test_eval_explains_a_closed_form_filter(command) -> None:
-    command("fit digits --data digits --layer conv1 --components 30 --to f")
-    words = "eval digits --data digits --limit 100 --method wiener --filter f --explain"
-    table = command(words).out
-    assert "Filter at `conv1`, by 100 images: p = " in table
-    assert "16-30" in table
-    (report,) = json.loads(command(f"{words} --json").out)["explanations"]
-    assert [band["last"] for band in report["bands"]] == [1, 3, 7, 15, 30]
-
-
 def test_eval_mixes_the_classes_of_a_folder(place: Path, pictures, command) -> None:
     pictures(place / "images")
     words = "eval own:mean --data images --batch-size 20 --json"

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import socket
 
 import pytest
-from rich.console import Console
 
 from serving.scripted_server import INFO, Asked, Reply, prediction, refusal, scripted
-from ttapca.cli import feed as feed_command
-from ttapca.cli.feed import now_table
-from ttapca.serving import feeding
-from ttapca.serving.feeding import FedStream, Feeder, StreamPlan, Tally, parse_schedule
+from ttapca.serving.feeding import Feeder
 
 FAST = "--rate 100000 --data digits --order stored"
 
@@ -101,29 +96,3 @@ def test_ctrl_c_ends_with_a_summary(command, monkeypatch: pytest.MonkeyPatch) ->
         said = command(f'feed {server.url} {FAST} --schedule "clean 3 images" --loop', code=130)
     assert said.err.endswith("interrupted\n")
     assert said.out.splitlines()[1].split()[:2] == ["camera-1", "clean"]
-
-
-def test_a_line_for_each_stream_on_a_terminal(command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeding, "LATE", math.inf)  # which a line would tell on a busy machine
-    monkeypatch.setattr(
-        feed_command, "Console", lambda **how: Console(**how, force_terminal=True, width=100)
-    )
-    with scripted(answer) as server:
-        said = command(f'feed {server.url} {FAST} --schedule "clean 7 images"')
-    assert "condition" in said.err
-    assert "as usual, done" in said.err
-
-
-def test_what_a_line_says() -> None:
-    early = FedStream(StreamPlan("early", parse_schedule("fog 1s"), delay=5))
-    late = FedStream(StreamPlan("late", parse_schedule("fog 1s")), late=12.3, retries=2)
-    late.current = Tally(late.plan.schedule[0], images=40, right=10)
-    late.health = {"shift": 0.987, "shifted": True, "mode": "shadow", "shifted_since": 3}
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(now_table([early, late]))
-    console.file.close()
-    first, second = console.export_text().splitlines()[1:]
-    assert "begins 5 s after the first" in first
-    assert second.split()[:7] == ["late", "fog:5", "0", "25.0", "%", "shadow", "0.99"]
-    assert "shifted since" in second
-    assert "12 s late, 2 retries" in second

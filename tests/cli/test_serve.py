@@ -107,10 +107,9 @@ def test_tokens_limits_and_names(
     (place / "t.toml").write_text(
         f'[[token]]\nname = "me"\nhash = "sha256:{digest}"\nrights = ["read"]\n'
     )
-    (place / "names").write_text("\n".join(f"digit {number}" for number in range(10)) + "\n\n")
     told = command(
         f"serve digits --filter {filter_of_digits} --port 0 --host 0.0.0.0 --tokens t.toml "
-        "--classes names --max-images 3 --max-body 500 --max-pixels 99 --timeout 2 --max-batch 7 "
+        "--max-images 3 --max-body 500 --max-pixels 99 --timeout 2 --max-batch 7 "
         "--max-wait 0 --max-queue 9 --max-streams 5 --max-resident 4 --shorter-side 12 "
         "--max-memory 123456 --outputs multilabel"
     )
@@ -118,7 +117,6 @@ def test_tokens_limits_and_names(
     assert SECRET not in told.out + told.err
     [found] = served
     service: Service = found["service"]
-    assert found["classes"][3] == "digit 3"
     limits = service.limits
     assert (limits.max_images, limits.max_body, limits.max_pixels) == (3, 500, 99)
     assert limits.answer_seconds == 2

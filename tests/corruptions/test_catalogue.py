@@ -10,13 +10,14 @@ from ttapca.corruptions import (
     CORRUPTIONS,
     IMAGENET_C,
     SEVERITIES,
-    TABLES,
     corrupt,
     default_table,
     find,
     load_table,
 )
 from ttapca.errors import OptionError
+
+TABLES = (CIFAR_C, IMAGENET_C)
 
 
 @pytest.mark.parametrize("table", TABLES)

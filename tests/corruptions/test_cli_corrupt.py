@@ -14,9 +14,7 @@ import pytest
 from PIL import Image
 
 from ttapca.cli.app import run
-from ttapca.cli.corrupt import parse_corruptions, parse_severities
-from ttapca.corruptions import CORRUPTIONS, EXTRA, STANDARD, TEXTURE_FILES, corrupt
-from ttapca.errors import OptionError
+from ttapca.corruptions import TEXTURE_FILES, corrupt
 
 
 @pytest.fixture
@@ -32,17 +30,17 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
-def test_it_writes_the_layout_and_says_how_much_disk_it_needs(data, images, tmp_path, capsys):
+def test_it_writes_the_layout_and_goes_on_with_what_is_missing(data, images, tmp_path, capsys):
     to = tmp_path / "out"
     words = ["corrupt", data, "--to", str(to), "--corruptions", "fog,pixelate", "--jobs", "1"]
     assert run(words) == 0
     said = capsys.readouterr()
     assert said.out.strip() == str(to)
-    assert "0 of 2 files are there; the rest needs 0.4 MB, and " in said.err
+    assert "0 of 2 files are there\n" in said.err
     assert "fog: done\npixelate: done" in said.err
     assert (np.load(to / "fog.npy")[24:36] == corrupt(images, "fog", 3)).all()
     assert run(words) == 0
-    assert "2 of 2 files are there; the rest needs 0.0 MB" in capsys.readouterr().err
+    assert "2 of 2 files are there\n" in capsys.readouterr().err
     words[3:] = [
         str(tmp_path / "few"),
         *["--corruptions", "fog", "--jobs", "1", "--severities", "5", "--limit", "3"],
@@ -57,7 +55,7 @@ def test_the_table_is_chosen_by_size_or_by_name_and_said(data, make_images, tmp_
     np.savez(large, images=make_images(2, 100, 100), labels=np.array([0, 500]))
     words = ["--corruptions", "contrast", "--jobs", "1", "--severities", "3"]
     for source, given, table, said in (
-        (data, [], "cifar-c", "severities of cifar-c, the default for 32 x 32 pixels"),
+        (data, [], "cifar-c", "severities of cifar-c, the default for 32 x 32\n"),
         (str(large), [], "imagenet-c", "severities of imagenet-c, the default for 100 x 100"),
         (str(large), ["--table", "cifar-c"], "cifar-c", "severities of cifar-c, as asked"),
     ):
@@ -87,10 +85,10 @@ def test_downloaded_photographs_of_frost_are_taken(data, images, textures, home,
         ([], 2, "Missing option '--to'"),
         (["--to", "{out}", "--corruptions", "fogg"], 2, "Did you mean `fog`"),
         (["--to", "{out}", "--corruptions", "standart"], 2, "Did you mean `standard`"),
-        (["--to", "{out}", "--corruptions", ","], 2, "at least one name"),
-        (["--to", "{out}", "--severities", "0-5"], 2, "numbers from 1 to 5"),
-        (["--to", "{out}", "--severities", ""], 2, "numbers from 1 to 5"),
-        (["--to", "{out}", "--severities", "6"], 2, "numbers from 1 to 5"),
+        (["--to", "{out}", "--corruptions", ","], 2, "`corruptions` must be"),
+        (["--to", "{out}", "--severities", "0-5"], 2, "`severities` must be"),
+        (["--to", "{out}", "--severities", ""], 2, "`severities` must be"),
+        (["--to", "{out}", "--severities", "3-1"], 2, "takes whole numbers, such as 1,3 or 0-2"),
         (["--to", "{out}", "--table", "imagenet"], 2, "Did you mean `imagenet-c`"),
         (["--to", "{out}", "--seed", "-1"], 2, "`seed` must be a whole number from 0 on"),
         (["--to", "{out}", "--jobs", "0"], 2, "--jobs"),
@@ -107,25 +105,6 @@ def test_bad_calls_have_a_code_and_a_reason(data, tmp_path, capsys, words, code,
     assert run(["corrupt", data, *given]) == code
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_a_bad_data_set_is_named(tmp_path, capsys):
-    to = ["--to", str(tmp_path / "out")]
-    assert run(["corrupt", str(tmp_path / "none.npz"), *to]) == 2
-    assert "is neither a data set nor a path" in capsys.readouterr().err
-    (tmp_path / "torn.npz").write_bytes(b"PK")
-    assert run(["corrupt", str(tmp_path / "torn.npz"), *to]) == 1
-    assert "is not a plain `.npz` archive" in capsys.readouterr().err
-
-
-def test_groups_and_ranges():
-    assert parse_corruptions("all") == CORRUPTIONS
-    assert parse_corruptions("standard") == STANDARD
-    assert parse_corruptions("extra, fog,fog") == (*EXTRA, "fog")
-    assert parse_severities("1-3,5") == (1, 2, 3, 5)
-    for bad in ("", "a", "3-", "-3", "3-1"):
-        with pytest.raises(OptionError, match="numbers from 1 to 5"):
-            parse_severities(bad)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")

@@ -214,11 +214,10 @@ def test_motion_blur_follows_a_line(table, severity, angle, images_of):
 def test_glass_blur_visits_pixels_one_by_one(make_images, size, deviation, max_delta, iterations):
     (height, width), side = size, 2 * max_delta
     images = make_images(2, height, width)
-    draws = blur.glass_draws(height, width, max_delta=max_delta, iterations=iterations)
+    moves = {"max_delta": max_delta, "iterations": iterations}
+    draws = blur.glass_draws(height, width, moves)
     numbers = uniforms(stream_key(0, "glass_blur", 1), np.arange(2), draws)
-    found = blur.glass_blur(
-        images, numbers, deviation=deviation, max_delta=max_delta, iterations=iterations
-    )
+    found = blur.glass_blur(images, numbers, deviation=deviation, **moves)
     for image, drawn, got in zip(images, numbers, found, strict=True):
         pixels = cut_off(smooth(image / 255, deviation))
         drawn = drawn.reshape(iterations, max(height - side, 0), max(width - side, 0))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -87,10 +88,8 @@ def test_large_images_and_a_thousand_classes(make_images, tmp_path):
     with pytest.raises(OptionError, match="begun with table = 'imagenet-c', and now it is 'cifar"):
         other.run()
     (tmp_path / "labels.npy").unlink()
-    again = Export(images, labels, tmp_path, ("contrast",), severities=(3, 4))
-    assert again.bytes_needed() == 128 + 2 * 3 * 2  # the header, and two bytes a label
-    again.run()
-    assert again.bytes_needed() == 0
+    Export(images, labels, tmp_path, ("contrast",), severities=(3, 4)).run()
+    assert (tmp_path / "labels.npy").is_file()
 
 
 def test_finished_files_are_kept_and_others_made_again(export):
@@ -139,10 +138,10 @@ def test_too_little_disk_stops_before_the_first_byte(export, monkeypatch):
     class Full:
         free = 100
 
-    monkeypatch.setattr("ttapca.corruptions.writing.shutil.disk_usage", lambda _path: Full)
-    with pytest.raises(StorageError, match=r"needs 553,\d+ bytes of disk; 100 are free"):
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: Full)
+    with pytest.raises(StorageError, match=r"1 MB are needed .*; only 0 MB are free\. Free"):
         export.run()
-    assert not export.to.exists()
+    assert contents(export.to) == {}
 
 
 def test_a_disk_that_fills_up_leaves_no_torn_file(export, monkeypatch):
@@ -170,7 +169,8 @@ def test_a_simple_file_system_will_do(export, monkeypatch):
 
 def test_a_failing_worker_process_leaves_no_torn_file(export, monkeypatch):
     """The file vanishes under the workers: the system's answer comes back from their process."""
-    monkeypatch.setattr("ttapca.corruptions.writing._start", lambda _path, _shape: 128)
+    elsewhere = SimpleNamespace(offset=128)
+    monkeypatch.setattr("numpy.lib.format.open_memmap", lambda *_arguments: elsewhere)
     with pytest.raises(StorageError, match=r"Cannot write to .*: No such file or directory"):
         export.run(jobs=2)
     assert set(contents(export.to)) == OTHERS
@@ -209,7 +209,9 @@ def test_an_interrupt_leaves_whole_files_only(export):
             "ttapca data get frost",
         ),
         ({"corruptions": ("fogg",)}, OptionError, "Did you mean `fog`"),
-        ({"severities": (6,)}, OptionError, "`severity` must be"),
+        ({"corruptions": ()}, OptionError, "`corruptions` must be"),
+        ({"severities": ()}, OptionError, "`severities` must be"),
+        ({"severities": (1, 6)}, OptionError, r"`severities\[1\]` must be .* from 1 to 5; found 6"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(export, change, error, message):
@@ -266,15 +268,3 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
     assert first.stat().st_mtime_ns == mark
     assert not list(to.glob(".*"))
     assert np.load(to / "shot_noise.npy", mmap_mode="r").shape == (10000, 32, 32, 3)
-
-
-def test_neither_networks_nor_the_command_line_are_loaded():
-    program = (
-        "import sys, ttapca; before = set(sys.modules); "
-        "import ttapca.corruptions.writing; "
-        "print(sorted({'torch', 'typer', 'rich'} & (set(sys.modules) - before)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"

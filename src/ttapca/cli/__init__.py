@@ -12,10 +12,10 @@ import sys
 PACKAGES_OF_EXTRA = {
     "cli": ("typer", "rich"),
     "demo": ("sklearn",),
-    "data": ("scipy", "cv2", "PIL", "pooch", "joblib", "cloudpickle"),
+    "data": ("scipy", "cv2", "PIL", "pooch", "joblib", "cloudpickle", "pandas"),
     "cluster": ("distributed",),
     "train": ("tensorboard",),
-    "report": ("matplotlib", "jinja2", "pandas"),
+    "report": ("matplotlib", "jinja2"),
     "serve": ("fastapi", "uvicorn", "prometheus_client", "python_multipart"),
     "tune": ("optuna",),
     "onnx": ("onnx", "onnxscript"),

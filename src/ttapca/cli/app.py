@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,7 +16,6 @@ from typer.core import TyperCommand, TyperGroup
 from ttapca import __version__
 from ttapca.cli import (
     bench,
-    corrupt,
     data,
     evaluate,
     feed,
@@ -68,7 +66,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.serve,
     "feed": feed.feed,
     "export-onnx": serve.export_onnx,
-    "corrupt": corrupt.corrupt,
+    "corrupt": data.corrupt,
     "methods": listings.methods,
 }
 DATA_COMMANDS: dict[str, Callable[..., None]] = {"get": data.get, "list": data.list_}
@@ -88,16 +86,7 @@ class _PlainSwitches:
 class _Command(_PlainSwitches, TyperCommand): ...
 
 
-class _Group(_PlainSwitches, TyperGroup):
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [_home_written_out(word) for word in args])
-
-
-def _home_written_out(word: str) -> str:
-    """Put the home folder in the place of `~`, which a shell leaves alone after `--to=`."""
-    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    # Not `Path.expanduser`, which raises if there is no such user.
-    return option + equals + os.path.expanduser(value)  # noqa: PTH111
+class _Group(_PlainSwitches, TyperGroup): ...
 
 
 def _flat(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,8 @@
-"""Options that several commands share, and how their values are read."""
+"""Options that several commands share, how their values are read, and how Tab completes them.
+
+A person waits for each Tab, so nothing here imports torch, and OpenCV is imported for corruptions
+only. If a value may also be a path and no name fits, the shell offers files.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,17 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
 from ttapca.benchmark.rows import SETTINGS
-from ttapca.cli import completion
 from ttapca.cli.console import ConsoleReporter
-from ttapca.datasets import choose, load, open_shards
+from ttapca.datasets import CIFAR10_500, DATA_SETS, DIGITS, choose, load, open_shards
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
@@ -33,9 +37,54 @@ MOST_NUMBERS = 10_000
 WHOLE_NUMBERS = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 SIDE = re.compile(r"0*[1-9]\d{0,8}", re.ASCII)  # of an image, or its channels
 
+
+def completes_list(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return a function that completes the last name of a list such as `tent,bn`."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, _ = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in names() if name not in before.split(",")]
+
+    return complete
+
+
+def method_names() -> list[str]:
+    """Return the names of all methods, read from their files: to import them takes torch."""
+    sources = files("ttapca").joinpath("methods").iterdir()
+    texts = [each.read_text("utf-8") for each in sources if each.name.endswith(".py")]
+    return [name for text in texts for name in re.findall(r'@register\(\s*"([^"]+)"', text)]
+
+
+def network_names() -> list[str]:
+    """Return the names of networks that come with the package, and of the one of the demo."""
+    weights = files("ttapca").joinpath("networks", "weights").iterdir()
+    names = (each.name for each in weights)
+    return sorted({DIGITS, *(name[:-5] for name in names if name.endswith(".json"))})
+
+
+def data_sets() -> tuple[str, ...]:
+    """Return the names of data sets that can be read."""
+    return (DIGITS, CIFAR10_500, *DATA_SETS)
+
+
+def corruption_names() -> Iterable[str]:
+    """Return the names of all corruptions; none if the extra that makes them is not installed."""
+    try:
+        from ttapca.corruptions import CORRUPTIONS
+    except ImportError:
+        return ()
+    return CORRUPTIONS
+
+
+COMPLETE_METHODS = completes_list(method_names)
+COMPLETE_CORRUPTIONS = completes_list(
+    lambda: ("standard", "extra", "all", "clean", *corruption_names())
+)
+
 DATA = "cifar10, cifar100, cifar10-500, digits, or a path to images."
 MODEL = "A packaged network, a file of weights, hf:NAME, timm:NAME, or package.module:factory."
-MODEL_NAME = {"metavar": "MODEL", "autocompletion": completion.networks}
+MODEL_NAME = {"metavar": "MODEL", "autocompletion": network_names}
+COMPLETED_DATA = {"metavar": "DATA", "autocompletion": data_sets}
 ORDER = "auto (shuffled if stored class by class), shuffled, sorted or stored."
 NORMALISE = "Normalisation, if the file states none: none, half, cifar10, imagenet, ..."
 EPS = "What norms add to variances (default: as usual for the network); 1e-3 from Keras."
@@ -45,12 +94,8 @@ ROUTE = (
 )
 OUTPUTS = "What outputs mean: multiclass, binary, multilabel"
 
-DataArgument = Annotated[
-    str, Argument(metavar="DATA", help=DATA, autocompletion=completion.data_sets)
-]
-DataOption = Annotated[
-    str | None, Option(metavar="DATA", help=DATA, autocompletion=completion.data_sets)
-]
+DataArgument = Annotated[str, Argument(help=DATA, **COMPLETED_DATA)]
+DataOption = Annotated[str | None, Option(help=DATA, **COMPLETED_DATA)]
 DataFolder = Annotated[
     Path | None,
     Option("--in", metavar="DIR", help="Folder of the data sets (default: the cache)."),
@@ -60,7 +105,7 @@ ImageSize = Annotated[
 ]
 ShorterSide = Annotated[
     int | None,
-    Option(min=1, help="Side that pictures get first; ImageNet: 256 (default: --size)."),
+    Option(min=1, help="Side that pictures get before their centre is cut out; ImageNet: 256."),
 ]
 LimitOption = Annotated[
     int | None,
@@ -81,6 +126,13 @@ InputShape = Annotated[
     Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
 ]
 Settings = Annotated[str | None, Option(help=", ".join(SETTINGS))]
+MethodList = Annotated[
+    str | None,
+    Option(
+        help="Names from `ttapca methods` (default: the paper's, and wiener).",
+        autocompletion=COMPLETE_METHODS,
+    ),
+]
 BatchSizes = Annotated[str | None, Option(help="Images per batch, such as 200 or 1,8.")]
 Components = Annotated[str | None, Option(help="Components of the filter.")]
 LayerOption = Annotated[
@@ -171,7 +223,7 @@ class NetworkOptions(ModelOptions):
 class ImageOptions:
     """Options that say which images are read, and in which order."""
 
-    data: Annotated[str, Option(metavar="DATA", help=DATA, autocompletion=completion.data_sets)]
+    data: Annotated[str, Option(help=DATA, **COMPLETED_DATA)]
     folder: DataFolder = None
     size: ImageSize = None
     shorter_side: ShorterSide = None
@@ -205,10 +257,7 @@ class ImageOptions:
 
 
 def cache_root() -> Path:
-    """Return the folder for data sets, as `ttapca data get --help` says it.
-
-    An empty variable counts as unset.
-    """
+    """Return the folder for data sets; an empty variable counts as unset."""
     shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("TTAPCA_HOME") or f"{shared}/ttapca"
     return Path(home).expanduser().absolute()
@@ -275,16 +324,14 @@ def value_of(text: str) -> Any:
         return text.strip()
 
 
-def method_options(
-    words: Iterable[str] | None, form: str, taken: Iterable[str] = ()
-) -> dict[str, str]:
+def method_options(words: Iterable[str] | None, form: str) -> dict[str, str]:
     """Return the texts of NAME=VALUE by name; a name that is given twice is refused."""
     found: dict[str, str] = {}
     for word in words or ():
         name, equals, text = (part.strip() for part in word.partition("="))
         if not (name and equals):
             raise OptionError(f"--option takes {form}; found `{word}`.")
-        if name in found or name in taken:
+        if name in found:
             raise OptionError(
                 f"`{name}` is given twice; the first of the two would be lost. Leave one out."
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,28 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
 from typer import Option
 
-from ttapca.benchmark.rows import CLEAN, SETTINGS, Cell, Row, Setting
-from ttapca.cli import arguments, completion
-from ttapca.cli.console import ConsoleReporter, print_json
+from ttapca.cli import arguments
+from ttapca.cli.console import ConsoleReporter, print_json, print_table
 from ttapca.errors import OptionError
 from ttapca.support.progress import counted
 
 if TYPE_CHECKING:
     from ttapca.benchmark.plan import Plan
+    from ttapca.benchmark.rows import Row
     from ttapca.benchmark.session import Benchmark
     from ttapca.engines import Engine
 
 LISTS = ("methods", "corruptions", "settings")
 NUMBERS = ("severities", "batch_sizes", "seeds", "steps", "components")
-# A row of the summary names these values if a plan has several of them.
-VARIED = ("batch_size", "components", "steps", "options")
-
-SUMMARY = "Mean error [%] over corruptions, ±: 95 % interval over images"
 AFTER_THE_LAST = "after the last finished measurement"
-MOST_ACROSS = 2  # settings beside one another in 80 columns
 
 
 @dataclass(kw_only=True)
@@ -39,14 +32,12 @@ class PlanOptions:
     """Options that change single values of a plan; lists are written with commas."""
 
     data: arguments.DataOption = None
-    methods: Annotated[
-        str | None,
-        Option(help="Names from `ttapca methods`.", autocompletion=completion.method_list),
-    ] = None
+    methods: arguments.MethodList = None
     corruptions: Annotated[
         str | None,
         Option(
-            help="Names, standard, extra, all, clean.", autocompletion=completion.corruption_list
+            help="Names, standard, extra, all, clean.",
+            autocompletion=arguments.COMPLETE_CORRUPTIONS,
         ),
     ] = None
     severities: Annotated[str | None, Option(help="Such as 5, 1-5 or 1,3,5.")] = None
@@ -102,14 +93,13 @@ def bench(
     with `wiener` beside its methods: fifteen corruptions at severity 5, episodic and online,
     batches of 200, one step, 2,000 components.
     """
+    from ttapca.benchmark.comparisons import comparisons
     from ttapca.benchmark.plan import plan_of, preset_file, read_values
     from ttapca.benchmark.session import Benchmark
+    from ttapca.benchmark.tables import setting_tables
 
-    if dry_run and as_json:
-        raise OptionError(
-            "--json would have no effect: a dry run measures nothing, and lists its runs line by "
-            "line. Leave out --json or --dry-run."
-        )
+    idle = "would have no effect: a dry run measures nothing. Leave out --json or --dry-run."
+    arguments.refuse({"--json": dry_run and as_json}, idle)
     changes = wishes.changes()
     if plan is not None and preset is not None:
         raise OptionError("Give --plan FILE or --preset NAME; found both.")
@@ -140,7 +130,8 @@ def bench(
     if as_json:
         print_json([row.record() for row in rows])
     else:
-        _print_summary(rows)
+        for table in setting_tables(comparisons(rows), least=1):
+            print_table(Console(), table)
         lost = f", {failed:,} of them failed" if failed else ""
         typer.echo(f"{to}: {counted(len(rows), 'measurement')}{lost}")
     said = f"bench: {counted(failed, 'measurement')} failed"
@@ -155,16 +146,16 @@ def refuse_without_effect(plan: Plan, given: Mapping[str, object]) -> None:
     """
     from ttapca.methods.method import registration
 
-    if given.get("components") is not None and not plan.needs_filter:
-        raise OptionError(
-            "--components would have no effect: none of the methods has a filter. Leave it out, "
-            "or name a method that has one, such as wiener."
-        )
-    if given.get("corruption_seed") is not None and plan.corrupted is not None:
-        raise OptionError(
-            "--corruption-seed would have no effect: it is for images that are made in memory, "
-            f"and these are read from {plan.corrupted}. Leave it out."
-        )
+    arguments.refuse(
+        {"--components": given.get("components") is not None and not plan.needs_filter},
+        "would have no effect: none of the methods has a filter. Leave it out, or name a method "
+        "that has one, such as wiener.",
+    )
+    arguments.refuse(
+        {"--corruption-seed": None not in (given.get("corruption_seed"), plan.corrupted)},
+        "would have no effect: it is for images that are made in memory, and these are read from "
+        f"{plan.corrupted}. Leave it out.",
+    )
     for name in ("steps", "lr"):
         takers = [each for each in plan.methods if name in registration(each).options]
         if given.get(name) is None or any(name not in plan.method.get(m, {}) for m in takers):
@@ -212,68 +203,3 @@ def _method_options(words: Sequence[str] | None) -> dict[str, dict[str, Any]]:
             raise OptionError(f"--option takes {form}; found `{name}={text}`.")
         table.setdefault(method, {})[option] = arguments.value_of(text)
     return table
-
-
-def _print_summary(rows: Sequence[Row]) -> None:
-    """Print the mean error of each method in each setting, on corrupted and on clean images.
-
-    Many settings are shown below one another: they need no more width.
-    """
-    found: dict[tuple[str, Setting, bool], list[Row]] = defaultdict(list)
-    for row in rows:
-        found[_label(row.cell, rows), row.cell.setting, row.cell.corruption == CLEAN].append(row)
-    places = {(setting, clean) for _, setting, clean in found}
-    settings = [each for each in SETTINGS if {(each, True), (each, False)} & places]
-    typer.echo(SUMMARY)  # as a title it would be wrapped to the width of the table
-    if len(settings) <= MOST_ACROSS:
-        columns = [(each, clean) for each in settings for clean in (False, True)]
-        columns = [each for each in columns if each in places]
-        table = Table(Column("method", no_wrap=True))
-        for setting, clean in columns:
-            table.add_column(setting + ", clean" * clean, justify="right")
-        for label in dict.fromkeys(label for label, _, _ in found):
-            table.add_row(label, *(_mean(found[label, *column]) for column in columns))
-    else:
-        table, kinds = Table("setting", "method"), sorted({clean for _, clean in places})
-        for clean in kinds:
-            table.add_column("clean" if clean else "corrupted", justify="right")
-        for setting in settings:
-            table.add_section()
-            own = dict.fromkeys(each for each, other, _ in list(found) if other == setting)
-            for number, label in enumerate(own):
-                means = (_mean(found[label, setting, clean]) for clean in kinds)
-                table.add_row("" if number else setting, label, *means)
-    Console().print(table)
-
-
-def _label(cell: Cell, rows: Sequence[Row]) -> str:
-    """Return the method, and the values that distinguish its rows."""
-    parts = [cell.method]
-    own = [row.cell for row in rows if row.cell.method == cell.method]
-    for name in VARIED:
-        if len({getattr(other, name) for other in own}) > 1:
-            parts.append(f"{name.replace('_', ' ')} {getattr(cell, name)}")
-    severities = {other.severity for other in own} - {0}
-    if len(severities) > 1:
-        # Clean images have no severity: they get a row of their own, or that of the corruptions
-        # which share an adaptation with them.
-        place = (cell.setting, cell.corrupted)
-        beside = {each.severity for each in own if (each.setting, each.corrupted) == place} - {0}
-        severity = cell.severity or (beside.pop() if len(beside) == 1 else 0)
-        parts.append(f"severity {severity}" if severity else CLEAN)
-    return ", ".join(parts)
-
-
-def _mean(rows: Sequence[Row]) -> str:
-    from ttapca.benchmark.uncertainty import ImageTally
-
-    errors = [row.outcome.error for row in rows if row.outcome.error is not None]
-    if not errors:
-        return "failed" if rows else ""
-    text = f"{sum(errors) / len(errors):.2f}"
-    if len(errors) < len(rows):
-        return f"{text} ({len(errors)} of {len(rows)})"
-    bits = [row.outcome.correct for row in rows]
-    if not all(bits):  # an earlier version measured some of them
-        return text
-    return f"{text} ±{ImageTally.of(bits, rows[0].cell.images).error.half_width:.2f}"

@@ -19,11 +19,9 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
-    Task,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 from rich.table import Table
 from rich.text import Text
@@ -59,11 +57,10 @@ class ConsoleReporter:
     ) -> None:
         self._title, self._lines, self._goes_on = title, lines, goes_on
         self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        in_bytes = (DownloadColumn(), TransferSpeedColumn())
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
-            *((_Count(),) if counted == "steps" else in_bytes),
+            MofNCompleteColumn() if counted == "steps" else DownloadColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[facts]}", markup=False),
             console=self._console,
@@ -102,13 +99,6 @@ class ConsoleReporter:
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False)
-
-
-class _Count(MofNCompleteColumn):
-    """Show the numbers of done and of all steps; nothing if the total is unknown."""
-
-    def render(self, task: Task) -> Text:
-        return Text() if task.total is None else super().render(task)
 
 
 def print_table(console: Console, table: ResultTable) -> None:
@@ -157,9 +147,9 @@ def rich_table(table: ResultTable) -> Table:
     return shown
 
 
-def plain_table(*headings: str, **style: str) -> Table:
+def plain_table(*headings: str) -> Table:
     """Return an empty table without lines; a heading with `>` has its column at the right."""
-    table = Table(box=None, pad_edge=False, **style)  # type: ignore[arg-type]
+    table = Table(box=None, pad_edge=False)
     for heading in headings:
         justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
         table.add_column(Text(heading.removeprefix(">")), justify=justify, no_wrap=True)
@@ -207,12 +197,7 @@ ARGUMENT = re.compile(r"`(\w+)=([^`]*)`|\b(n_components|size)=(\d+)")
 
 
 def on_the_command_line(text: str) -> str:
-    """Return a message of the library with options of the command line instead of arguments.
-
-    Example:
-        >>> on_the_command_line("All pictures must have one size. Give `size=` to resize them.")
-        'All pictures must have one size. Give --size N to resize them.'
-    """
+    """Return a message of the library with options of the command line instead of arguments."""
     for phrase, words in PHRASES:
         text = re.sub(phrase, words, text)
     return ARGUMENT.sub(_option, text)

@@ -1,4 +1,8 @@
-"""`ttapca data`: get data sets, and list what is there."""
+"""`ttapca data` and `ttapca corrupt`: get data sets, list what is there, make CIFAR-C of them.
+
+The corruptions need packages that other commands do not. They are imported where they are used, so
+that `ttapca --help` is quick and works without them.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,14 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from ttapca.cli import arguments, completion
+from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.datasets import (
     CIFAR10_500,
     DATA_SETS,
     DIGITS,
     FROST,
+    choose,
     fetch,
     fetch_frost,
     find_data_set,
@@ -24,16 +29,22 @@ from ttapca.datasets import (
 )
 from ttapca.datasets.sources import FROST_PACKAGE
 
-STATE_COLOURS = {"verified": "green", "partial": "yellow", "generated": "cyan", "damaged": "red"}
-
 CACHE = "Folder (default: $TTAPCA_HOME, else $XDG_CACHE_HOME/ttapca, else ~/.cache/ttapca)."
-NAMES = f"Any of: {', '.join(completion.to_fetch())}."
+TO_FETCH = (*DATA_SETS, FROST)
+NAMES = f"Any of: {', '.join(TO_FETCH)}."
 MISSING = "not there; get it with: ttapca data get"
+
+DATASET = "cifar10, cifar100, or the path of an .npz file or of a folder."
+CORRUPTIONS = "Names, all, standard (15), extra (4)."
+TABLE = (
+    "How strong severities are: cifar-c, imagenet-c, or the path of a TOML file. By default "
+    "imagenet-c from a shorter side of 96 pixels on, cifar-c below."
+)
 
 
 def get(
     names: Annotated[
-        list[str], Argument(metavar="NAME", help=NAMES, autocompletion=completion.to_fetch)
+        list[str], Argument(metavar="NAME", help=NAMES, autocompletion=lambda: TO_FETCH)
     ],
     to: Annotated[Path | None, Option(metavar="DIR", help=CACHE)] = None,
 ) -> None:
@@ -78,8 +89,8 @@ def list_(folder: arguments.DataFolder = None, as_json: arguments.AsJson = False
     for name in DATA_SETS:
         found = [holding for holding in holdings if holding.name == name]
         for each in found:
-            state = typer.style(each.state, fg=STATE_COLOURS[each.state])
-            tell(name, _megabytes(each.size), f"{state}: {each.detail}  ({each.folder.name})")
+            state = f"{each.state}: {each.detail}  ({each.folder.name})"
+            tell(name, _megabytes(each.size), state)
         if not found:
             tell(name, "-", f"{MISSING} {name}")
     tell(FROST, "-", "verified" if has_frost(root) else f"{MISSING} {FROST}")
@@ -90,3 +101,63 @@ def list_(folder: arguments.DataFolder = None, as_json: arguments.AsJson = False
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
+
+
+def corrupt(
+    to: Annotated[Path, Option(metavar="DIR", help="Folder for the .npy files.")],
+    dataset: Annotated[str, Argument(help=DATASET, autocompletion=arguments.data_sets)] = "cifar10",
+    corruptions: Annotated[
+        str, Option(help=CORRUPTIONS, autocompletion=arguments.COMPLETE_CORRUPTIONS)
+    ] = "all",
+    severities: Annotated[str, Option(help="Such as 1-5, or 1,3,5.")] = "1-5",
+    table: Annotated[str | None, Option(help=TABLE)] = None,
+    seed: Annotated[int, Option(help="The same seed gives the same bytes.")] = 0,
+    size: arguments.ImageSize = None,
+    shorter_side: arguments.ShorterSide = None,
+    jobs: Annotated[int | None, Option(min=1, help="Processes (default: one per core).")] = None,
+    limit: arguments.LimitOption = None,
+) -> None:
+    """Corrupt a data set into the layout of CIFAR-10-C.
+
+    If the command was interrupted, run it again: finished files are kept.
+    """
+    import joblib  # knows the limits of containers
+    import numpy as np
+
+    from ttapca.corruptions.catalogue import find_all
+    from ttapca.corruptions.writing import Export
+
+    names = find_all(arguments.separated(corruptions) or ())
+    wanted = arguments.whole_numbers("--severities", severities) or ()
+    data = arguments.read_images(dataset, "test", None, size=size, shorter_side=shorter_side)
+    chosen = choose(data.labels, limit, order="stored")
+    if limit is not None:
+        typer.echo(f"{chosen.selection} of `{dataset}`", err=True)
+    data = chosen.of(data)
+    photographs = arguments.cache_root() / FROST
+    export = Export(
+        # OpenCV needs one image after another; the official files store planes of colours.
+        images=np.ascontiguousarray(data.images),
+        labels=data.labels,
+        to=to.absolute(),
+        corruptions=names,
+        severities=tuple(sorted(set(wanted))),
+        seed=seed,
+        table=table,
+        textures=photographs if photographs.is_dir() else None,  # else the small ones that ship
+    )
+    reason = "as asked" if table else f"the default for {' x '.join(map(str, export.shape[1:3]))}"
+    typer.echo(f"severities of {export.severity_table.name}, {reason}", err=True)
+    missing, done = export.missing(), dict[str, int]()
+    there = len(names) - len(missing)
+    typer.echo(f"{export.to}: {there} of {len(names)} files are there", err=True)
+    with ConsoleReporter() as reporter:
+
+        def tell(name: str, images: int, of: int) -> None:
+            done[name] = images
+            reporter.advance("corrupting", sum(done.values()), len(missing) * of, name)
+            if images == of:
+                reporter.note(f"{name}: done")
+
+        export.run(jobs or joblib.cpu_count(), tell)
+    typer.echo(f"{export.to}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from typer import Option
 
 from ttapca.benchmark import paper
-from ttapca.cli import arguments, completion
+from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
 from ttapca.support.progress import Steps
@@ -20,14 +19,7 @@ if TYPE_CHECKING:
 
 
 # Arguments of `ttapca.adapt` for which the command has options of its own.
-OWN_OPTIONS = {
-    "model": "--model",
-    "method": "--method",
-    "filter": "--filter DIR",
-    "forgetting": "--forgetting",
-    "outputs": "--outputs KIND",
-}
-FILTER = "A filter from `ttapca fit` (default: the one that ships with the network, if any)."
+OWN_OPTIONS = ("model", "method", "filter", "forgetting", "outputs")
 TOO_LONG = ("error_stream", "entropy_stream")  # to be printed
 
 
@@ -35,20 +27,16 @@ def evaluate(
     images: arguments.ImageOptions,
     network: arguments.NetworkOptions,
     method: Annotated[
-        str, Option(help="A name from `ttapca methods`.", autocompletion=completion.methods)
+        str, Option(help="A name from `ttapca methods`.", autocompletion=arguments.method_names)
     ] = "source",
-    filter: Annotated[
-        Path | None, Option(metavar="DIR", exists=True, file_okay=False, help=FILTER)
-    ] = None,
+    filter: arguments.FilterOption = None,
     forgetting: Annotated[
         str, Option(help="episodic (after each batch), online or continual.")
     ] = "episodic",
     batch_size: Annotated[int, Option(min=1, help="Images per batch.")] = paper.BATCH_SIZE,
-    steps: Annotated[int | None, Option(min=1, help="Gradient steps per batch.")] = None,
-    lr: Annotated[float | None, Option(help="Learning rate of gradient steps.")] = None,
     corruption: Annotated[
         str | None,
-        Option(help="For CIFAR-C: which corruption.", autocompletion=completion.corruptions),
+        Option(help="For CIFAR-C: which corruption.", autocompletion=arguments.corruption_names),
     ] = None,
     severity: Annotated[int | None, Option(min=1, max=5, help="For CIFAR-C: 1 to 5.")] = None,
     option: Annotated[
@@ -56,12 +44,12 @@ def evaluate(
         Option(metavar="NAME=VALUE", help="An option of the method; may be repeated."),
     ] = None,
     outputs: arguments.OutputsOption = None,
-    explain: Annotated[
-        bool, Option("--explain", help="Show what a closed-form filter did at the end.")
-    ] = False,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Measure error, calibration and speed on the test images of a data set."""
+    """Measure error, calibration and speed on the test images of a data set.
+
+    Without --filter, packaged networks get the one that ships, if any.
+    """
     import ttapca
     from ttapca._checks import Maybe, OneOf, check_option
     from ttapca.datasets import TensorBatches
@@ -73,8 +61,7 @@ def evaluate(
     shipped = source.shipped_filter if registration(method).method.needs_filter else None
     folder = filter or shipped
     test, chosen = images.read("test", corruption=corruption, severity=severity)
-    own = {name: value for name, value in (("steps", steps), ("lr", lr)) if value is not None}
-    wishes = {"forgetting": forgetting, "outputs": outputs, **_options(option, own)}
+    wishes = {"forgetting": forgetting, "outputs": outputs, **_options(option)}
     fitted = None if folder is None else ttapca.load(folder)
     adapted = ttapca.adapt(source.load(), method, filter=fitted, **wishes)  # type: ignore[arg-type]
     batches = TensorBatches(test, batch_size, chosen.rows)
@@ -100,28 +87,23 @@ def evaluate(
         "accuracy_of_class": by_class,
         "parameters_adapted": adapted.n_parameters,
     }
-    reports = ttapca.explain(adapted) if explain else []
     if as_json:
-        if explain:
-            facts["explanations"] = [dataclasses.asdict(report) for report in reports]
         print_json(facts)
-        return
-    typer.echo(_sentence(facts))
-    for report in reports:
-        typer.echo(f"\n{report}")
+    else:
+        typer.echo(_sentence(facts))
 
 
-def _options(words: list[str] | None, own: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of the method by name; `own` are options of the command."""
+def _options(words: list[str] | None) -> dict[str, Any]:
+    """Return the options of the method by name."""
     form = "NAME=VALUE, such as statistics=source"
-    options = dict(own)
-    for name, text in arguments.method_options(words, form, own).items():
+    options: dict[str, Any] = {}
+    for name, text in arguments.method_options(words, form).items():
         if not name.isidentifier():
             raise OptionError(f"--option takes {form}; found `{name}={text}`.")
         if name in OWN_OPTIONS:
             raise OptionError(
                 f"--option is for options of the method alone; found `{name}={text}`: give "
-                f"{OWN_OPTIONS[name]} instead."
+                f"--{name} instead."
             )
         options[name] = arguments.value_of(text)
     return options

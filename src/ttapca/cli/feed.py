@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 from typer import Argument, Option
 
 from ttapca.cli import arguments
@@ -21,7 +16,7 @@ from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
     from ttapca.datasets import Order
-    from ttapca.serving.feeding import FedStream, Feeder, StreamPlan, Tally
+    from ttapca.serving.feeding import FedStream, StreamPlan, Tally
 
 LOOK = 0.25  # seconds between two looks at the streams
 DEFAULT_SCHEDULE = "clean 20s, gaussian_noise:5 20s, clean 20s"
@@ -82,8 +77,8 @@ def feed(
 ) -> None:
     """Play a data set against a server, as cameras whose images get worse and better again.
 
-    The labels are known, so that it shows how many answers are right. A schedule is a list such as
-    "clean 20s, fog:5 20s, clean 20s"; Ctrl-C ends it, and prints what was found so far.
+    It has the labels, and prints how many answers were right, also after Ctrl-C. A schedule is a
+    list such as "clean 20s, fog:5 20s, clean 20s".
     """
     from ttapca.serving.feeding import Feeder, ServerClient, check_fits, parse_seconds
 
@@ -104,26 +99,16 @@ def feed(
     info = client.info()
     check_fits(info, test)
     typer.echo(f"{chosen.selection} of `{images.data}` to {url} ({info.get('model')})", err=True)
+    told: dict[str, Tally] = {}  # the last of each stream
     try:
-        _play(feeder)
+        with feeder:
+            going = True
+            while going:
+                going = feeder.running(LOOK)
+                for stream in feeder.streams:
+                    _tell_change(stream, told)
     finally:
         _summarise(feeder.streams, as_json)
-
-
-def _play(feeder: Feeder) -> None:
-    """Feed, and show each stream in a line on a terminal, or else each new condition."""
-    log = Console(file=sys.stderr, highlight=False)
-    drawn = Live(console=log, refresh_per_second=1 / LOOK) if log.is_terminal else nullcontext()
-    told: dict[str, Tally] = {}  # the last of each stream
-    with feeder, drawn as live:
-        going = True
-        while going:
-            going = feeder.running(LOOK)
-            if live is not None:
-                live.update(now_table(feeder.streams))
-                continue
-            for stream in feeder.streams:
-                _tell_change(stream, told)
 
 
 def _tell_change(stream: FedStream, told: dict[str, Tally]) -> None:
@@ -138,37 +123,6 @@ def _tell_change(stream: FedStream, told: dict[str, Tally]) -> None:
         right = _percent(before.accuracy)
         result = f", after {before.images:,} images of {before.step.title}, {right} right"
     typer.echo(f"{name}: {now.step.title}{result}", err=True)
-
-
-def now_table(streams: list[FedStream]) -> Table:
-    """Return a line for each stream: its images, and the answers of the server."""
-    headings = ("stream", "condition", ">sent", ">right", "mode", "shift", "state")
-    table = plain_table(*headings, header_style="dim")
-    for stream in streams:
-        health, tally = stream.health, stream.current
-        shift = health.get("shift")
-        table.add_row(
-            stream.plan.name,
-            "" if tally is None else tally.step.title,
-            f"{stream.sent:,}",
-            "" if tally is None else _percent(tally.accuracy),
-            str(health.get("mode", "")),
-            "" if shift is None else f"{shift:.2f}",
-            _state(stream),
-        )
-    return table
-
-
-def _state(stream: FedStream) -> str:
-    if stream.current is None:
-        return f"begins {stream.plan.delay:.0f} s after the first"
-    words = "shifted" if stream.health.get("shifted") else "as usual"
-    since = stream.health.get("shifted_since")
-    if stream.health.get("shifted") and since:
-        words += f" since {time.strftime('%H:%M:%S', time.localtime(since))}"
-    words += f", {stream.late:.0f} s late" if stream.late else ""
-    words += f", {stream.retries} retries" if stream.retries else ""
-    return f"{words}, done" if stream.finished else words
 
 
 def _percent(share: float | None) -> str:

@@ -136,11 +136,4 @@ def _print(fitted: FittedFilter, to: Path, chosen: str, seconds: float) -> None:
     if not fitted.basis.principal:
         typer.echo("  for the paper's methods, such as ttapca-relu, fit with --route pca")
     if fitted.drops_too_much:
-        typer.secho(
-            "warning: with learned gains, as in ttapca-relu, this filter "
-            f"{fitted.loss_in_words()}. Fit more --components for such methods; closed-form "
-            "methods, such as wiener, keep what lies outside the components.",
-            err=True,
-            fg=typer.colors.YELLOW,
-            bold=True,
-        )
+        typer.echo("  for methods that learn gains, such as ttapca-relu, fit more --components")

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from typer import Option
 
-from ttapca.cli import arguments, completion
+from ttapca.cli import arguments
 from ttapca.cli.bench import exit_if_failed, failures, run_benchmark
 from ttapca.cli.console import print_table
 from ttapca.cli.data import get
@@ -41,31 +41,27 @@ def demo(
     digits: Annotated[
         bool, Option("--digits", help="Handwritten digits instead of photographs.")
     ] = False,
-    seed: Annotated[int, Option(min=0, help="Seed of the order of the test images.")] = 0,
 ) -> None:
     """Corrupt 500 photographs in fifteen ways, and let six methods repair a small network.
 
     Network, photographs and filter ship with the package. `ttapca bench cifar10-resnet20 --data
     cifar10-500` compares other methods, corruptions or settings on them.
     """
-    start = time.perf_counter()
-
-    # imported here because torch takes seconds to import
+    start = time.perf_counter()  # torch takes seconds to import
     from ttapca.benchmark.measurement import one_thread
     from ttapca.benchmark.plan import read_preset
     from ttapca.benchmark.session import Benchmark
 
     with one_thread():
         if digits:
-            plan = read_preset("demo-digits").changed(seeds=(seed,))
-            _run_and_report(Benchmark(plan), to or Path("ttapca-demo-digits"), lines=False)
+            benchmark = Benchmark(read_preset("demo-digits"))
+            _run_and_report(benchmark, to or Path("ttapca-demo-digits"), lines=False)
         else:
-            _photographs(to or Path("ttapca-demo"), seed)
-    log = Console(stderr=True)
-    log.print(f"done in {time.perf_counter() - start:.0f} s", style="dim", highlight=False)
+            _photographs(to or Path("ttapca-demo"))
+    typer.echo(f"done in {time.perf_counter() - start:.0f} s", err=True)
 
 
-def _photographs(to: Path, seed: int) -> None:
+def _photographs(to: Path) -> None:
     """Run both comparisons of photographs, and report them with images that a method repaired."""
     import joblib
 
@@ -80,7 +76,7 @@ def _photographs(to: Path, seed: int) -> None:
     engine = engine_of("joblib:2" if joblib.cpu_count() > 1 else None)
     rows = []
     for preset in (IN_BATCHES, ONE_BY_ONE):
-        benchmark = Benchmark(read_preset(preset).changed(seeds=(seed,)))
+        benchmark = Benchmark(read_preset(preset))
         found = run_benchmark(benchmark, results, lines=False, engine=engine)
         order = {unit.cells[0]: number for number, unit in enumerate(benchmark.units())}
         rows += sorted(found, key=lambda row: order[row.cell])  # two processes end in any order
@@ -109,13 +105,7 @@ def reproduce(
         Path | None, Option(metavar="DIR", help="Folder for results (default: ttapca-DATA).")
     ] = None,
     quick: Annotated[bool, Option("--quick", help=f"Use {QUICK_IMAGES:,} test images.")] = False,
-    methods: Annotated[
-        str | None,
-        Option(
-            help="Names (default: the paper's, and wiener).",
-            autocompletion=completion.method_list,
-        ),
-    ] = None,
+    methods: arguments.MethodList = None,
     corrupted: Annotated[
         Path | None, Option(metavar="DIR", help="A folder of CIFAR-C (default: found, else made).")
     ] = None,

@@ -20,7 +20,6 @@ from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.datasets.pictures import PictureSize
 from ttapca.errors import DataNotFoundError, OptionError
-from ttapca.support.parsing import read_bounded
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from ttapca.networks.source import NetworkSource
     from ttapca.serving.tokens import Tokens
 
+SAVED_EVERY = 10.0  # seconds
 KEPT_FILTERS = "filters"  # a folder beside the data sets
 ORDERS = "auto (learnt from the predictions), shuffled (none) or video (surely one)."
 MODES = "on, shadow (answers unchanged, counts what would change) or off."
@@ -76,19 +76,12 @@ def serve(
     state: Annotated[
         Path | None, Option(metavar="FILE", help="Where streams are kept (default: nowhere).")
     ] = None,
-    save_every: Annotated[float | None, Option(help="Seconds between savings (10).")] = None,
+    save_every: Annotated[float, Option(help="Seconds between savings.")] = SAVED_EVERY,
     mode: Annotated[str, Option(help=f"Of new streams: {MODES}")] = "on",
     order: Annotated[str | None, Option(help=f"How images of a stream come: {ORDERS}")] = None,
-    classes: Annotated[
-        Path | None,
-        Option(metavar="FILE", exists=True, dir_okay=False, help="Names of classes, one a line."),
-    ] = None,
     outputs: arguments.OutputsOption = None,
     input_shape: arguments.InputShape = None,
-    shorter_side: Annotated[
-        int | None,
-        Option(min=1, help="Side that pictures get before their centre is cut out; ImageNet: 256."),
-    ] = None,
+    shorter_side: arguments.ShorterSide = None,
     folder: arguments.DataFolder = None,
     log_json: Annotated[bool, Option("--log-json", help="Log in JSON.")] = False,
     *,
@@ -117,9 +110,8 @@ def serve(
     known = _tokens(tokens, host)
     if state is not None:
         arguments.check_place(state, "--state")
-    elif save_every is not None:
+    elif save_every != SAVED_EVERY:
         raise OptionError("--save-every needs a file to save streams in: give --state FILE.")
-    saving: dict[str, Any] = {} if save_every is None else {"save_every": save_every}
     request_limits, pool_limits = limits.of(RequestLimits), limits.of(PoolLimits)
     check_option("mode", mode, OneOf(get_args(Mode)))
     check_option("order", order, Maybe(OneOf(get_args(Order))))
@@ -133,7 +125,7 @@ def serve(
     facts = ServiceFacts(
         source.name,
         f"{fitted.layer}, {fitted.n_components_:,} components, {fitted.route}",
-        _class_names(source, model, classes, meaning),
+        _class_names(source, model, meaning),
         tuple((first + 1, last) for first, last in pairwise(edges)),
     )
     measured = Metrics(source.name, __version__)
@@ -153,7 +145,7 @@ def serve(
             outputs=meaning,
             order=cast("Order | None", order),
             input_shape=arguments.input_shape(input_shape, model),
-            **saving,
+            save_every=save_every,
         )
         open_files.enter_context(pool)
         size = picture_size(model, pool.input_shape, shorter_side)
@@ -239,10 +231,10 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
 
 
 def _class_names(
-    source: NetworkSource, model: nn.Module, file: Path | None, outputs: EvaluatedKind | None
+    source: NetworkSource, model: nn.Module, outputs: EvaluatedKind | None
 ) -> tuple[str, ...]:
-    """Return the names of the classes, from a file or as the network has them; else none."""
-    names = stated_names(source, model) if file is None else _read_names(file)
+    """Return the names of the classes that come with a network; none if it has other outputs."""
+    names = stated_names(source, model)
     count: int | None = getattr(model, "classes", None)  # of outputs
     if count is not None and outputs != "multilabel":
         if outputs is not None and (outputs == "binary") != (count == 1):
@@ -251,12 +243,7 @@ def _class_names(
                 f"multilabel; found --outputs {outputs} for one with {count:,}."
             )
         count = max(2, count)
-    if names and count is not None and len(names) != count:
-        raise OptionError(
-            f"There must be a name for each of the {count:,} classes; {file or source.name} has "
-            f"{len(names):,}."
-        )
-    return names
+    return names if count in (None, len(names)) else ()
 
 
 def stated_names(source: NetworkSource, model: nn.Module) -> tuple[str, ...]:
@@ -269,14 +256,6 @@ def stated_names(source: NetworkSource, model: nn.Module) -> tuple[str, ...]:
     if is_factory(source.name):
         return ()
     return tuple(describe_weights(source.file).get("class_names", ()))
-
-
-def _read_names(path: Path) -> tuple[str, ...]:
-    try:
-        text = read_bounded(path, OptionError).decode()
-    except UnicodeDecodeError:
-        raise OptionError(f"Names of classes must be text, one a line; {path} is not.") from None
-    return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
 def export_onnx(

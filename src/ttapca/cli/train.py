@@ -36,9 +36,7 @@ class TrainingWishes:
     peak: Annotated[float, Option(help="The highest learning rate.")] = 0.2
     optimizer: Annotated[str, Option(help="sgd or adamw.")] = "sgd"
     schedule: Annotated[str, Option(help="one-cycle or cosine.")] = "one-cycle"
-    warmup: Annotated[float | None, Option(help="Epochs of warm-up, for cosine (default: 1).")] = (
-        None
-    )
+    warmup: Annotated[float, Option(help="Epochs of warm-up, for cosine.")] = 1.0
     momentum: Annotated[float, Option(help="Nesterov momentum.")] = 0.9
     weight_decay: Annotated[float, Option(help="On weights; norms and biases have none.")] = 5e-4
     label_smoothing: Annotated[float, Option(help="Share spread over all classes.")] = 0.0
@@ -48,9 +46,7 @@ class TrainingWishes:
     ] = None
     cutout: Annotated[int, Option(help="Side of a blanked square; 0 for none.")] = 0
     average: Annotated[float, Option(help="Decay of averaged weights; 0 for none.")] = 0.0
-    rotation: Annotated[float | None, Option(help="Weight of the rotation loss (default: 1).")] = (
-        None
-    )
+    rotation: Annotated[float, Option(help="Weight of the rotation loss.")] = 1.0
     channels_last: Annotated[bool, Option(help="Memory layout that is mostly faster.")] = True
     bfloat16: Annotated[bool, Option(help="Faster where the processor has it.")] = False
     seed: Annotated[int, Option(help="Seed of weights, order and augmentation.")] = 0
@@ -67,22 +63,12 @@ class TrainingWishes:
         return TrainingOptions(**(by_images | given))
 
     def check(self, rotation_head: str | None) -> None:
-        """Refuse options that would have no effect, before any work is done.
-
-        The usual values may be given: cards of networks name every option.
-        """
-        from ttapca.networks import TrainingOptions
-
-        if self.warmup not in (None, TrainingOptions.warmup) and self.schedule == "one-cycle":
-            raise OptionError(
-                "--warmup would have no effect: it is for --schedule cosine, and found is "
-                f"{self.schedule}, which rises over the first epochs by itself. Leave it out."
-            )
-        if self.rotation not in (None, TrainingOptions.rotation) and rotation_head is None:
-            raise OptionError(
-                "--rotation would have no effect: it is for a network that also learns rotations. "
-                "Leave it out, or say --rotation-head LAYER."
-            )
+        """Refuse options without effect; their defaults may be given, as cards of networks do."""
+        without = "would have no effect without"
+        rising = self.warmup != 1 and self.schedule == "one-cycle"
+        arguments.refuse({"--warmup": rising}, f"{without} --schedule cosine. Leave it out.")
+        turned = self.rotation != 1 and rotation_head is None
+        arguments.refuse({"--rotation": turned}, f"{without} --rotation-head LAYER. Leave it out.")
 
 
 @dataclass(kw_only=True)
@@ -154,11 +140,11 @@ class NetworkWishes:
     def _made_by_the_user(self, seed: int) -> nn.Module:
         import torch
 
-        if self.normalise is not None:
-            raise OptionError(
-                "--normalise is for the architectures of ttapca; a network of your own is trained "
-                "on images in [0, 1], and normalises them itself if it wants to. Leave it out."
-            )
+        arguments.refuse(
+            {"--normalise": self.normalise is not None},
+            "is for the architectures of ttapca; a network of your own is trained on images in "
+            "[0, 1], and normalises them itself if it wants to. Leave it out.",
+        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return arguments.ModelOptions(model=self.model).source().load(doubt=False)
@@ -174,9 +160,6 @@ def train(
     size: arguments.ImageSize = None,
     shorter_side: arguments.ShorterSide = None,
     folder: arguments.DataFolder = None,
-    tensorboard: Annotated[
-        bool | None, Option(help="Write events (default: if it is installed).")
-    ] = None,
     as_json: arguments.AsJson = False,
 ) -> None:
     """Train a network; after a crash, the same command continues and gives the same weights."""
@@ -195,7 +178,7 @@ def train(
         typer.echo("train: no test split, so accuracy is that of the training images", err=True)
     description["data"] = {"name": str(data), "training_images": fingerprint}
     writer: AbstractContextManager[Any] = nullcontext()
-    if tensorboard or (tensorboard is None and importlib.util.find_spec("tensorboard")):
+    if importlib.util.find_spec("tensorboard"):
         from torch.utils.tensorboard import SummaryWriter
 
         writer = SummaryWriter(str(to / "tensorboard"))

@@ -16,7 +16,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from ttapca.benchmark import paper
-from ttapca.cli import arguments, completion
+from ttapca.cli import arguments
 from ttapca.cli.bench import AFTER_THE_LAST, exit_if_failed, refuse_without_effect
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.errors import OptionError
@@ -78,7 +78,7 @@ def tune(
         Argument(
             metavar="METHOD",
             help="As `ttapca methods` lists it.",
-            autocompletion=completion.methods,
+            autocompletion=arguments.method_names,
         ),
     ] = None,
     data: arguments.DataOption = None,
@@ -153,16 +153,7 @@ def tune(
 
 
 def _values(name: str, text: str) -> Choices | Range:
-    """Return the values of an option that may be tried.
-
-    Example:
-        >>> _values("steps", "1,2"), _values("statistics", "0.5, batch").values
-        (Choices(values=(1, 2)), (0.5, 'batch'))
-        >>> _values("lr", "1e-4..0.1:log:4")
-        Range(low=0.0001, high=0.1, log=True, points=4, whole=False)
-        >>> _values("layers", '["a", "b"], ["c"]')
-        Choices(values=(['a', 'b'], ['c']))
-    """
+    """Return the values of an option that may be tried."""
     from ttapca.benchmark.search import Choices, Range
 
     if "." in name:
@@ -188,7 +179,7 @@ def _print(tuned: Tuned, tuning: Tuning, to: Path) -> None:
     from ttapca.benchmark.tuning import words_of
     from ttapca.methods.method import registration
 
-    Console().print(_table(tuned, weighted=tuning.clean_weight > 0))
+    Console().print(_table(tuned))
     more = len(tuned.trials) - SHOWN
     if more > 0:
         typer.echo(f"{more:,} more trials: --json has all of them")
@@ -200,11 +191,6 @@ def _print(tuned: Tuned, tuning: Tuning, to: Path) -> None:
         f"{Path(plan.data).name}, {', '.join(plan.settings)}, batches of "
         f"{', '.join(map(str, plan.batch_sizes))}, seed {tuned.seed}"
     )
-    if tuned.source.clean == 0:
-        typer.echo(
-            "The network makes no mistake on these clean images: it was trained on them, and what "
-            "options cost on clean images shows less than on new ones."
-        )
     if tuned.best is not None:
         options = tuned.best.options
         values = words_of(options, f"{tuned.method}.")
@@ -216,13 +202,13 @@ def _print(tuned: Tuned, tuning: Tuning, to: Path) -> None:
         typer.echo(f"Python: ttapca.adapt({', '.join(call)})")
 
 
-def _table(tuned: Tuned, *, weighted: bool) -> Table:
+def _table(tuned: Tuned) -> Table:
     names = list(tuned.trials[0].options)
     notes = any(trial.status == "failed" for trial in tuned.trials)
     table = Table(title="Error [%] on held-out conditions", title_justify="left")
     for name in names:
         table.add_column(name, justify="right")
-    for heading in ("mean", "spread", "clean", *(["score"] if weighted else [])):
+    for heading in ("mean", "spread", "clean", "score"):
         table.add_column(heading, justify="right", no_wrap=True)
     if notes:
         table.add_column("")
@@ -232,7 +218,7 @@ def _table(tuned: Tuned, *, weighted: bool) -> Table:
         note = "failed" if trial.status == "failed" else ""
         # The mean of a trial that was not done is over other conditions, not to be compared.
         numbers = [""] * 4 if note else _numbers(trial)
-        row = [*words, *numbers[: 3 + weighted], *([note] if notes else [])]
+        row = [*words, *numbers, *([note] if notes else [])]
         table.add_row(*row, style="bold" if trial is tuned.best else "")
     table.add_section()
     table.add_row("source", *[""] * (len(names) - 1), *_numbers(tuned.source)[:3])

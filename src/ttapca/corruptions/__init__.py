@@ -1,7 +1,8 @@
 """The nineteen corruptions of CIFAR-C and ImageNet-C, at five severities, with a seed.
 
 - `noise`, `blur`, `weather` and `digital`, the four groups of the paper, hold functions of images,
-  random numbers and parameters; `pixels` holds random numbers, smoothing and enlarging for all;
+  their random numbers from (0, 1) and parameters by name; `pixels` holds random numbers, smoothing
+  and enlarging for all;
 - `catalogue` lists them and reads the strength of each from a table, `cifar_c.toml` or
   `imagenet_c.toml`;
 - `apply` corrupts images; `writing` writes whole data sets.
@@ -9,16 +10,14 @@
 Nothing here prints, reads the environment or knows of adaptation.
 """
 
-from ttapca.corruptions.apply import SMALLEST_SIDE, check_images, corrupt, corrupt_any_size
+from ttapca.corruptions.apply import check_images, corrupt, corrupt_any_size
 from ttapca.corruptions.catalogue import (
     CIFAR_C,
     CORRUPTIONS,
     EXTRA,
     IMAGENET_C,
-    IMAGENET_SIDE,
     SEVERITIES,
     STANDARD,
-    TABLES,
     Corruption,
     SeverityTable,
     default_table,
@@ -32,11 +31,8 @@ __all__ = [
     "CORRUPTIONS",
     "EXTRA",
     "IMAGENET_C",
-    "IMAGENET_SIDE",
     "SEVERITIES",
-    "SMALLEST_SIDE",
     "STANDARD",
-    "TABLES",
     "TEXTURE_FILES",
     "Corruption",
     "SeverityTable",

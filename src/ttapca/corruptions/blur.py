@@ -1,9 +1,9 @@
-"""Blur, as by a lens out of focus, a moving camera or frosted glass.
-
-Each corruption takes images, their random numbers from (0, 1) and its parameters by name.
-"""
+"""Blur, as by a lens out of focus, a moving camera or frosted glass."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import cv2
 import numpy as np
@@ -30,9 +30,8 @@ def gaussian_blur(images: Pixels, _numbers: Numbers, *, deviation: float) -> Pix
 def disk_kernel(radius: float, softness: float) -> NDArray[np.float32]:
     """Return a disk whose rim is softened by a Gaussian of deviation `softness`.
 
-    The published kernels have 17 by 17 pixels, or as many as the disk if that is larger. If the
-    softened rim would leave them, it is mirrored back. Smaller disks are cut to the part that is
-    not 0, which is quicker and changes nothing.
+    The published kernels have 17 by 17 pixels, or as many as the disk if that is larger; a rim that
+    would leave them is mirrored back. Smaller disks are cut to the part that is not 0, for speed.
     """
     rim, largest = (1, 8) if radius <= 8 else (2, int(radius))
     reach, outside = int(radius) + rim, cv2.BORDER_CONSTANT
@@ -108,9 +107,10 @@ def _blur_along_line(images: Pixels, line: NDArray[np.intp], weights: Numbers) -
     return (total + 1e-6).astype(np.uint8)
 
 
-def glass_draws(height: int, width: int, *, max_delta: int, iterations: int) -> int:
+def glass_draws(height: int, width: int, parameters: Mapping[str, Any]) -> int:
     """Return how many numbers an image needs: one per pixel that moves and iteration."""
-    return iterations * max(height - 2 * max_delta, 0) * max(width - 2 * max_delta, 0)
+    border, turns = 2 * int(parameters["max_delta"]), int(parameters["iterations"])
+    return turns * max(height - border, 0) * max(width - border, 0)
 
 
 def glass_blur(
@@ -142,9 +142,8 @@ def _sources(
 
     The published loops visit the pixels from the last to the first, and each takes its
     neighbour's *current* value. A neighbour that comes later in the image was visited before, and
-    may have taken its value from a third pixel, and so on. Instead of visiting pixels, all such
-    chains are followed at once, and every round doubles the length of what was followed: the
-    number of rounds is the logarithm of the longest chain.
+    may have taken its value from a third pixel, and so on. All such chains are followed at once,
+    and every round doubles the length that was followed.
     """
     count, (height, width) = len(down), size
     pixels = np.arange(count * height * width)

@@ -1,8 +1,7 @@
 """List the corruptions, and read how strong each is at each of the five severities.
 
-The strengths are in TOML files. `cifar_c.toml` in this folder has the strengths of CIFAR-10-C
-and CIFAR-100-C, `imagenet_c.toml` the ones of ImageNet-C; for another benchmark, write another
-file with the same sections and names.
+The strengths are in TOML files: `cifar_c.toml` and `imagenet_c.toml` in this folder, or a user's
+own file with the same sections and names.
 """
 
 from __future__ import annotations
@@ -32,35 +31,21 @@ TEXTURE_SCALE = "texture_scale"
 SEVERITIES = (1, 2, 3, 4, 5)
 CIFAR_C = "cifar-c"
 IMAGENET_C = "imagenet-c"
-IMAGENET_SIDE = 96
-"""The shorter side, in pixels, from which on images get ImageNet-C's severities by default.
-
-By ratio it is nearer to ImageNet-C's 224 pixels than to the 32 of CIFAR-C.
-"""
 
 _FILES = {
     CIFAR_C: Path(__file__).with_name("cifar_c.toml"),
     IMAGENET_C: Path(__file__).with_name("imagenet_c.toml"),
 }
-TABLES: tuple[str, ...] = tuple(_FILES)
-"""The tables that come with the library."""
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """One corruption.
+    """One corruption: how it changes images, and how many random numbers it needs for each."""
 
-    Attributes:
-        name: As in the file names of CIFAR-C and the folders of ImageNet-C.
-        family: The paper's group.
-        apply: Takes images, numbers from (0, 1) and parameters by name; returns images.
-        draws: Takes height, width and parameters; returns how many numbers an image needs.
-    """
-
-    name: str
-    family: Family
-    apply: Callable[..., Pixels]
-    draws: Draws
+    name: str  # as in the file names of CIFAR-C and the folders of ImageNet-C
+    family: Family  # the paper's group
+    apply: Callable[..., Pixels]  # of images, numbers from (0, 1) and parameters by name
+    draws: Draws  # of height, width and parameters: how many numbers an image needs
 
     @property
     def arguments(self) -> frozenset[str]:
@@ -83,11 +68,6 @@ def _by_size(count: Callable[[int, int], int]) -> Draws:
     return lambda height, width, _parameters: count(height, width)
 
 
-def _glass_draws(height: int, width: int, parameters: Parameters) -> int:
-    moves, turns = int(parameters["max_delta"]), int(parameters["iterations"])
-    return blur.glass_draws(height, width, max_delta=moves, iterations=turns)
-
-
 _none = _always(0)
 _each_pixel = _by_size(lambda height, width: height * width)
 _each_value = _by_size(lambda height, width: height * width * CHANNELS)
@@ -98,7 +78,7 @@ _STANDARD = (
     Corruption("shot_noise", "noise", noise.shot_noise, _each_value),
     Corruption("impulse_noise", "noise", noise.impulse_noise, _each_value),
     Corruption("defocus_blur", "blur", blur.defocus_blur, _none),
-    Corruption("glass_blur", "blur", blur.glass_blur, _glass_draws),
+    Corruption("glass_blur", "blur", blur.glass_blur, blur.glass_draws),
     Corruption("motion_blur", "blur", blur.motion_blur, _always(1)),
     Corruption("zoom_blur", "blur", blur.zoom_blur, _none),
     Corruption("snow", "weather", weather.snow, _by_size(weather.snow_draws)),
@@ -128,14 +108,10 @@ CORRUPTIONS: tuple[str, ...] = STANDARD + EXTRA
 """All nineteen."""
 
 GROUPS = {"all": CORRUPTIONS, "standard": STANDARD, "extra": EXTRA}
-"""Words that stand for several corruptions."""
 
 
 def find(name: str) -> Corruption:
     """Return the corruption of a name; spaces and hyphens count as underscores.
-
-    Raises:
-        OptionError: There is none of that name.
 
     Example:
         >>> find("Motion Blur").family
@@ -148,19 +124,7 @@ def find(name: str) -> Corruption:
 
 
 def find_all(words: Iterable[str], others: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names of corruptions and of groups of them, each corruption once.
-
-    Args:
-        words: Names, or `all`, `standard` and `extra`.
-        others: Words that stand for themselves.
-
-    Raises:
-        OptionError: There is no such corruption; similar names are suggested.
-
-    Example:
-        >>> find_all(["fog", "extra", "clean"], others=["clean"])
-        ('fog', 'speckle_noise', 'gaussian_blur', 'spatter', 'saturate', 'clean')
-    """
+    """Return the names of corruptions and of `GROUPS`, each once; `others` stand for themselves."""
     groups = GROUPS | {word: (word,) for word in others}
     names: list[str] = []
     for word in words:
@@ -180,26 +144,18 @@ def _unknown(name: str, known: Sequence[str]) -> OptionError:
 class SeverityTable:
     """The parameters of every corruption at every severity.
 
-    Attributes:
-        name: The `name` in the file.
-        digest: SHA-256 of the file, to tell whether two runs used the same numbers.
-        sections: By corruption, then by parameter: five values, or one for all severities.
-
     Example:
         >>> load_table().parameters("fog", 3)["amount"]
         0.75
     """
 
-    name: str
-    digest: str
+    name: str  # the `name` in the file
+    digest: str  # SHA-256 of the file, to tell whether two runs used the same numbers
+    # By corruption, then by parameter: five values, or one for all severities.
     sections: Mapping[str, Mapping[str, Parameter | list[Parameter]]]
 
     def parameters(self, corruption: str, severity: int) -> Parameters:
-        """Return the parameters of one corruption at one severity, by name.
-
-        Raises:
-            OptionError: The table lacks a parameter of the corruption, or has an unknown one.
-        """
+        """Return the parameters of one corruption at one severity, by name."""
         if corruption not in self.sections:
             raise OptionError(
                 f"A table needs a section for each corruption that is asked for; `{self.name}` has "
@@ -222,23 +178,17 @@ def default_table(height: int, width: int) -> str:
     """Return the name of the table that images of a size get when none is asked for.
 
     Lengths in the tables are mostly pixels: a blur over ten of them is mild in a photograph of 224
-    by 224 and destroys an image of 32 by 32.
+    by 224 and destroys an image of 32 by 32. By ratio, 96 is nearer to 224 than to 32.
 
     Example:
         >>> default_table(32, 32), default_table(224, 224)
         ('cifar-c', 'imagenet-c')
     """
-    return CIFAR_C if min(height, width) < IMAGENET_SIDE else IMAGENET_C
+    return CIFAR_C if min(height, width) < 96 else IMAGENET_C
 
 
 def load_table(source: str | Path = CIFAR_C) -> SeverityTable:
-    """Read a table of severities.
-
-    Args:
-        source: The name of a table that comes with the library, or the path of a TOML file.
-
-    Raises:
-        OptionError: There is no such table, or it is not a valid one.
+    """Read a table of severities, by the name of one that ships or by the path of a TOML file.
 
     Example:
         >>> load_table("cifar-c").name

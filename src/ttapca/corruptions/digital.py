@@ -1,7 +1,4 @@
-"""Digital: changes by cameras, software and file formats.
-
-Each corruption takes images, their random numbers from (0, 1) and its parameters by name.
-"""
+"""Digital: changes by cameras, software and file formats."""
 
 from __future__ import annotations
 
@@ -25,9 +22,7 @@ from ttapca.corruptions.pixels import (
 )
 
 _CORNERS = 3  # an affine map is given by where it takes three points
-_ELASTIC_TRUNCATE = (
-    3.0  # deviations that the displacement's kernel reaches; other kernels reach four
-)
+_ELASTIC_TRUNCATE = 3.0  # deviations that the kernel of shifts reaches; other kernels reach four
 
 
 def brightness(images: Pixels, _numbers: Numbers, *, amount: float) -> Pixels:
@@ -87,12 +82,8 @@ def pixelate(images: Pixels, _numbers: Numbers, *, scale: float) -> Pixels:
     height, width = images.shape[1:3]
     small = (int(width * scale), int(height * scale))
     box = Image.Resampling.BOX
-    return np.stack(
-        [
-            np.asarray(Image.fromarray(image).resize(small, box).resize((width, height), box))
-            for image in images
-        ]
-    )
+    pictures = (Image.fromarray(image).resize(small, box) for image in images)
+    return np.stack([np.asarray(each.resize((width, height), box)) for each in pictures])
 
 
 def jpeg_compression(images: Pixels, _numbers: Numbers, *, quality: int) -> Pixels:

@@ -1,7 +1,4 @@
-"""Noise: every value changes independently.
-
-Each corruption takes images, their random numbers from (0, 1) and its parameters by name.
-"""
+"""Noise: every value changes independently."""
 
 from __future__ import annotations
 

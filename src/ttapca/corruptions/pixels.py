@@ -23,8 +23,7 @@ Numbers = NDArray[np.float64]
 
 WHITE = 255
 CHANNELS = 3
-FEW_PIXELS = 64 * 64
-"""Images of up to this size are made by the same operations as ever: CIFAR-C keeps its bytes."""
+FEW_PIXELS = 64 * 64  # up to this size operations are the same as ever: CIFAR-C keeps its bytes
 _WORDS_PER_COUNT = 4  # Philox4x64 turns each value of its counter into four 64-bit words
 _UNUSED_BITS = np.uint64(11)  # a double holds 53 of a word's 64 bits
 _STEP = 2.0**-53
@@ -142,14 +141,16 @@ def _cosine_response(kernel: Numbers, size: int) -> Numbers:
 def sum_of_zooms(images: Numbers, factors: tuple[float, ...]) -> Numbers:
     """Return the sum of enlargements of images, (n, height, width, channels), about their middle.
 
-    Linear interpolation is linear, so that it is a matrix. For small images one sparse matrix over
-    all pixels holds the sum of all enlargements, and twenty-six of them cost as much as one. For
-    224 by 224 pixels this matrix would have a million and a half entries, and take longer to make
-    than to use. There, rows and columns are enlarged one after the other, factor by factor.
+    For small images one sparse matrix over all pixels holds the sum of all enlargements: twenty-six
+    cost as much as one. For 224 by 224 pixels this matrix would take longer to make than to use, so
+    that rows and columns are enlarged one after the other, factor by factor.
     """
-    height, width = images.shape[1:3]
-    if height * width <= FEW_PIXELS:
-        return _apply(_operator(height, width, factors), images)
+    count, height, width, channels = images.shape
+    if (pixels := height * width) <= FEW_PIXELS:
+        columns = images.reshape(count, pixels, channels).transpose(1, 0, 2)
+        zoomed = _operator(height, width, factors) @ columns.reshape(pixels, count * channels)
+        moved = zoomed.reshape(pixels, count, channels).transpose(1, 0, 2)
+        return np.ascontiguousarray(moved).reshape(images.shape)
     total = np.empty_like(images)
     for image, target in zip(images, total, strict=True):
         target[...] = _zoom_by_axes(image, factors)
@@ -178,11 +179,7 @@ def _middle(size: int, factor: float) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def _sparse_axis(size: int, factor: float) -> sparse.csr_array:
-    """Return the matrix (size, size) that enlarges the middle of a line of pixels.
-
-    The ends of the enlarged line fall on the ends of the middle, as in `scipy.ndimage.zoom`; pixels
-    too many are cut off.
-    """
+    """Return the matrix (size, size) that enlarges the middle of a line, as scipy's `zoom` does."""
     start, kept = _middle(size, factor)
     enlarged = round(kept * factor)
     trim = (enlarged - size) // 2
@@ -215,12 +212,3 @@ def _operator(height: int, width: int, factors: tuple[float, ...]) -> sparse.csr
         columns = sparse.csr_array(_axis(width, factor))
         total = total + sparse.kron(rows, columns, format="csr")
     return total
-
-
-def _apply(operator: sparse.csr_array, images: Numbers) -> Numbers:
-    """Apply a matrix over pixels to every image, of shape (n, height, width, channels)."""
-    count, height, width, channels = images.shape
-    columns = images.reshape(count, height * width, channels).transpose(1, 0, 2)
-    result = operator @ columns.reshape(height * width, count * channels)
-    moved = result.reshape(height * width, count, channels).transpose(1, 0, 2)
-    return np.ascontiguousarray(moved).reshape(images.shape)

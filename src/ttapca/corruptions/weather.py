@@ -1,7 +1,4 @@
-"""Weather: snow, frost and fog between the camera and the scene, and drops on the lens.
-
-Each corruption takes images, their random numbers from (0, 1) and its parameters by name.
-"""
+"""Weather: snow, frost and fog between the camera and the scene, and drops on the lens."""
 
 from __future__ import annotations
 
@@ -139,12 +136,7 @@ def _shrunk_textures() -> tuple[Pixels, ...]:
 
 
 def load_textures(folder: str | Path | None) -> tuple[Pixels, ...]:
-    """Read the six photographs of frost from a folder: RGB, (height, width, 3), in order.
-
-    Raises:
-        DataNotFoundError: There is no folder, or a photograph is missing; says how to get them.
-        DataFormatError: A photograph cannot be read.
-    """
+    """Read the six photographs of frost from a folder: RGB, (height, width, 3), in order."""
     if folder is None:
         raise DataNotFoundError(f"Frost needs a folder of photographs; none was given. {_REMEDY}")
     folder = Path(folder)
@@ -198,12 +190,11 @@ def fog(images: Pixels, numbers: Numbers, *, amount: float, decay: float) -> Pix
 
 
 def plasma(numbers: Numbers, side: int, decay: float) -> Numbers:
-    """Return fractal landscapes on a torus, made by the diamond-square algorithm.
+    """Return fractal landscapes on a torus by the diamond-square algorithm, from 0 to 1.
 
-    Each round halves the grid: the middle of every square, then the middle of every edge, becomes
-    the mean of its four neighbours plus a random height, which shrinks by `decay` squared per round
-    as in the published generator. From numbers of shape (n, side * side - 1) come heights from 0 to
-    1 of shape (n, side, side); the side is a power of two.
+    The middle of every square, then that of every edge, becomes the mean of its four neighbours
+    plus a random height, which shrinks by `decay` squared per round as in the published generator.
+    Numbers (n, side * side - 1) give heights (n, side, side); the side is a power of two.
     """
     heights = np.zeros((len(numbers), side, side))
     used, step, roughness = 0, side, _ROUGHNESS

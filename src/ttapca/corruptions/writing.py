@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -24,31 +23,33 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ttapca import __version__
-from ttapca._checks import ListOf, Record, Text, Whole, conform, shown
+from ttapca._checks import ListOf, Record, Text, Whole, check_option, conform, shown
 from ttapca.corruptions.apply import check_images, corrupt
-from ttapca.corruptions.catalogue import (
-    CORRUPTIONS,
-    SEVERITIES,
-    SeverityTable,
-    default_table,
-    load_table,
-)
+from ttapca.corruptions.catalogue import SEVERITIES, SeverityTable, default_table, load_table
 from ttapca.corruptions.pixels import Pixels
 from ttapca.datasets.cifar import LABELS_FILE, MANIFEST_FILE
 from ttapca.engines import Lost, engine_of
-from ttapca.errors import DataFormatError, OptionError, ShapeError, StorageError, TtapcaError
-from ttapca.support.disk import STAGING_MARK, flush, locked, make_folder, replace_file, writing
+from ttapca.errors import DataFormatError, OptionError, ShapeError, TtapcaError
+from ttapca.support.disk import (
+    STAGING_MARK,
+    check_space,
+    flush,
+    locked,
+    make_folder,
+    replace_file,
+    writing,
+)
 from ttapca.support.parsing import parse_json, read_bounded
 
 _PIXELS_PER_TASK = 1000 * 32 * 32  # about a third of a second: often enough to show progress
 _LARGEST_LABEL = 2**16 - 1
-_HEADER_BYTES = 128  # that numpy writes before an array of images or labels
+_SEVERITIES_RULE = ListOf(Whole(1, 5), 1, 5)
 _MANIFEST_RULE = Record(
     {
         "images": Whole(0),
         "images_sha256": Text(64),
         "labels_sha256": Text(64),
-        "severities": ListOf(Whole(1, 5), 1, 5),
+        "severities": _SEVERITIES_RULE,
         "seed": Whole(0),
         "table": Text(),
         "table_sha256": Text(64),
@@ -56,8 +57,8 @@ _MANIFEST_RULE = Record(
     }
 )
 
-FileProgress = Callable[[str, int, int], None]
-"""Called with a corruption's name, how many of its images are done, and how many there are."""
+# Called with a corruption's name, how many of its images are done, and how many there are.
+FileProgress = Callable[[str, int, int], object]
 
 
 class _Task(NamedTuple):
@@ -79,22 +80,12 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True, eq=False)  # == has no single answer for arrays
 class Export:
-    """A data set to write; seed, table and textures are as for `corrupt`.
-
-    Example:
-        >>> import tempfile
-        >>> images = np.full((2, 32, 32, 3), 100, dtype=np.uint8)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     export = Export(images, np.array([0, 1]), Path(folder), ("contrast",))
-        ...     export.run()
-        ...     np.load(Path(folder) / "contrast.npy").shape
-        (10, 32, 32, 3)
-    """
+    """A data set to write; seed, table and textures are as for `corrupt`."""
 
     images: Pixels  # clean ones, (n, height, width, 3)
     labels: NDArray[np.integer[Any]]  # (n,), from 0 to 65,535
     to: Path
-    corruptions: tuple[str, ...] = CORRUPTIONS
+    corruptions: tuple[str, ...]
     severities: tuple[int, ...] = SEVERITIES  # ascending
     seed: int = 0
     table: str | Path | None = None
@@ -110,11 +101,6 @@ class Export:
         """The table that is used: the one asked for, or that of the images' size."""
         return load_table(self.table or default_table(*self.images.shape[1:3]))
 
-    @property
-    def stored_labels(self) -> NDArray[np.uint8 | np.uint16]:
-        """The labels of one severity, as they are stored."""
-        return self.labels.astype(np.uint8 if self.labels.max() <= 255 else np.uint16)
-
     def path(self, corruption: str) -> Path:
         """Return the file of a corruption."""
         return self.to / f"{corruption}.npy"
@@ -123,22 +109,29 @@ class Export:
         """Return the corruptions whose files are not there, or not whole."""
         return tuple(name for name in self.corruptions if not _whole(self.path(name), self.shape))
 
-    def bytes_needed(self) -> int:
-        """Return how much disk the missing files and the labels will take."""
-        needed = len(self.missing()) * _npy_size(self.shape)
-        labels = self.stored_labels.dtype
-        whole = _whole(self.to / LABELS_FILE, self.shape[:1], labels)
-        return needed if whole else needed + _npy_size(self.shape[:1], labels)
+    def run(
+        self, jobs: int = 1, progress: FileProgress = lambda _name, _done, _total: None
+    ) -> None:
+        """Write every file that is missing, by this many processes.
 
-    def bytes_free(self) -> int:
-        """Return how much disk is free, counting the unfinished files of a killed run."""
-        existing = next(each for each in (self.to, *self.to.absolute().parents) if each.exists())
-        left = sum(each.stat().st_size for each in _unfinished(self.to))
-        return shutil.disk_usage(existing).free + left
+        Whatever ends the run, each file under its final name is whole and the others are removed;
+        after `kill -9` the next run removes them. `progress` is called after each part of the work.
+        """
+        manifest = self._check()
+        make_folder(self.to)
+        with writing(self.to), locked(self.to):
+            self._remove_unfinished()
+            try:
+                check_space(self.to, len(self.missing()) * int(np.prod(self.shape)))
+                self._write(jobs, progress, manifest)
+            finally:
+                self._remove_unfinished()
 
-    def check(self) -> None:
-        """Raise whatever can be wrong before the first byte is written."""
+    def _check(self) -> dict[str, Any]:
+        """Raise whatever can be wrong before the first byte is written; return the manifest."""
         check_images(self.images)
+        check_option("corruptions", list(self.corruptions), ListOf(Text(), 1))
+        check_option("severities", list(self.severities), _SEVERITIES_RULE)
         if not len(self.images):
             raise ShapeError("A data set must hold at least one image; found none.")
         if self.labels.shape != (len(self.images),):
@@ -156,16 +149,18 @@ class Export:
             textures = self.textures if name in missing else ()
             for severity in self.severities:
                 corrupt(none, name, severity, self.seed, table=self.table, textures=textures)
+        manifest = self._manifest()
         if self.to.is_dir():
-            check_manifest(self.to, self.manifest())
+            check_manifest(self.to, manifest)
+        return manifest
 
-    def manifest(self) -> dict[str, Any]:
+    def _manifest(self) -> dict[str, Any]:
         """Return everything that decides the bytes of a file, except its corruption."""
         table = self.severity_table
         return {
             "images": len(self.images),
             "images_sha256": _digest(self.images),
-            "labels_sha256": _digest(self.stored_labels),
+            "labels_sha256": _digest(self._stored_labels()),
             "severities": list(self.severities),
             "seed": int(self.seed),
             "table": table.name,
@@ -173,32 +168,14 @@ class Export:
             "version": __version__,
         }
 
-    def run(self, jobs: int = 1, progress: FileProgress | None = None) -> None:
-        """Write every file that is missing, by this many processes.
+    def _stored_labels(self) -> NDArray[np.uint8 | np.uint16]:
+        """Return the labels of one severity, as they are stored."""
+        return self.labels.astype(np.uint8 if self.labels.max() <= 255 else np.uint16)
 
-        Whatever ends the run, each file under its final name is whole and the others are removed;
-        after `kill -9` the next run removes them. `progress` is called after each part of the work.
-        """
-        self.check()
-        needed, free = self.bytes_needed(), self.bytes_free()
-        if needed > free:
-            raise StorageError(
-                f"{self.to} needs {needed:,} bytes of disk; {free:,} are free. Free some, choose "
-                "another folder, or ask for fewer corruptions or severities."
-            )
-        make_folder(self.to)
-        with writing(self.to), locked(self.to):
-            _remove_unfinished(self.to)
-            try:
-                self._write(jobs, progress or (lambda _name, _done, _total: None))
-            finally:
-                _remove_unfinished(self.to)
-
-    def _write(self, jobs: int, progress: FileProgress) -> None:
+    def _write(self, jobs: int, progress: FileProgress, manifest: dict[str, Any]) -> None:
         if not (self.to / MANIFEST_FILE).exists():
-            manifest = json.dumps(self.manifest(), indent=2) + "\n"
-            replace_file(self.to / MANIFEST_FILE, manifest.encode())
-        labels = np.tile(self.stored_labels, len(self.severities))
+            replace_file(self.to / MANIFEST_FILE, (json.dumps(manifest, indent=2) + "\n").encode())
+        labels = np.tile(self._stored_labels(), len(self.severities))
         if not _whole(self.to / LABELS_FILE, labels.shape, labels.dtype):
             content = BytesIO()
             np.save(content, labels)
@@ -217,34 +194,31 @@ class Export:
                 name = ending.task.corruption
                 done[name] += ending.task.images
                 if done[name] == self.shape[0]:
-                    path = self.path(name)
-                    flush(_staging(path))
-                    _staging(path).replace(path)
+                    flush(ending.task.file)
+                    ending.task.file.replace(self.path(name))
                     flush(self.to)
                 progress(name, done[name], self.shape[0])
 
-    def _tasks(self, names: Sequence[str]) -> Iterator[_Task]:
+    def _tasks(self, names: tuple[str, ...]) -> Iterator[_Task]:
         """Yield the tasks in order; each file is started just before its first task."""
         count, (height, width) = len(self.images), self.images.shape[1:3]
         each = max(1, _PIXELS_PER_TASK // (height * width))
+        options: dict[str, Any] = {"table": self.table, "textures": self.textures}
         for name in names:
-            file = _staging(self.path(name))
-            offset = _start(file, self.shape)
+            file = self.to / f".{name}.npy{STAGING_MARK}"  # hidden: readers look for `.npy`
+            offset = np.lib.format.open_memmap(file, "w+", np.uint8, self.shape).offset
             for severity in self.severities:
                 for first in range(0, count, each):
                     images = self.images[first : first + each]
                     make = partial(
-                        corrupt,
-                        images,
-                        name,
-                        severity,
-                        self.seed,
-                        start=first,
-                        table=self.table,
-                        textures=self.textures,
+                        corrupt, images, name, severity, self.seed, start=first, **options
                     )
                     yield _Task(name, len(images), make, file, offset)
                     offset += images.nbytes
+
+    def _remove_unfinished(self) -> None:
+        for path in self.to.glob(f".*{STAGING_MARK}"):
+            path.unlink()
 
 
 def check_manifest(folder: Path, now: dict[str, Any]) -> None:
@@ -274,24 +248,6 @@ def _digest(array: NDArray[Any]) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
-def _staging(path: Path) -> Path:
-    """Return the hidden name of a file that is not whole; readers look for `.npy`."""
-    return path.with_name(f".{path.name}{STAGING_MARK}")
-
-
-def _unfinished(folder: Path) -> list[Path]:
-    return list(folder.glob(f".*{STAGING_MARK}"))
-
-
-def _remove_unfinished(folder: Path) -> None:
-    for path in _unfinished(folder):
-        path.unlink()
-
-
-def _npy_size(shape: tuple[int, ...], dtype: DTypeLike = np.uint8) -> int:
-    return _HEADER_BYTES + int(np.prod(shape)) * np.dtype(dtype).itemsize
-
-
 def _whole(path: Path, shape: tuple[int, ...], dtype: DTypeLike = np.uint8) -> bool:
     """Tell whether an `.npy` file has this shape and type, and every byte of it."""
     try:
@@ -299,9 +255,3 @@ def _whole(path: Path, shape: tuple[int, ...], dtype: DTypeLike = np.uint8) -> b
     except (OSError, EOFError, ValueError):  # not there, empty, or cut short
         return False
     return bool(found.shape == shape and found.dtype == dtype)
-
-
-def _start(path: Path, shape: tuple[int, ...]) -> int:
-    """Start an `.npy` file, and return the place of its first image."""
-    offset: int = np.lib.format.open_memmap(path, "w+", np.uint8, shape).offset
-    return offset

@@ -228,10 +228,11 @@ class ShiftedFeatures(CentredFeatures):
         return total / count
 
     def _moved(self, rows: Tensor) -> Tensor | None:
-        mean, _ = self.stream.past(CENTRE)
+        mean: Tensor | None = self.stream.past(CENTRE)[0]
         if mean is None:
             return None
-        return rows + self.strength * (self.source_mean.to(rows) - mean.to(rows))
+        shift: Tensor = self.source_mean.to(rows) - mean.to(rows)
+        return rows + self.strength * shift
 
     def _share(self, count: int, past: int) -> float:
         return super()._share(count, past) if past else 1.0
