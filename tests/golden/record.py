@@ -22,7 +22,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ttapca
-from adapters import required_options
+from adapters import NEEDS_BATCH_NORM, required_options
 from oracles import images, small_convnet
 from small_networks import TokenNet, group_norm_convnet
 
@@ -57,6 +57,8 @@ NETWORKS = {
 # Options that make a method move on these networks.
 OPTIONS: dict[str, dict[str, Any]] = {
     "eata": {"entropy_margin": 5 / math.log(CLASSES), "redundancy_margin": 2.0},
+    "rdumb": {"entropy_margin": 5 / math.log(CLASSES), "redundancy_margin": 2.0},
+    "deyo": {"entropy_margin": 0.99, "shape_margin": 0.0},
     "sar": {"entropy_margin": 0.99},
     "rotta": {"update_every": 12},
     **{key: {"views": 4} for key in ("memo", "cotta")},
@@ -81,7 +83,7 @@ def logits() -> Iterator[tuple[str, Tensor]]:
         # `ttapca` is `ttapca-relu` by another name.
         methods = {name: (name, {}) for name in ttapca.METHODS if name != "ttapca"} | COMBINED
         for name, (method, extra) in methods.items():
-            if method == "bn" and kind != "BatchNorm":
+            if method in NEEDS_BATCH_NORM and kind != "BatchNorm":
                 continue
             if extra.get("order") == "auto" and fitted.classes_ is None:
                 continue

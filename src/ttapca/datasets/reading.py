@@ -32,6 +32,7 @@ HEADER_BYTES = 1 << 14  # numpy reads no header of more than 10,000
 # Deflate reaches 1,000 to 1, pictures hardly 10 to 1: a large array that is denser is an attack.
 SMALL_BYTES = 100_000_000
 MAX_RATIO = 100
+MOST_DIMENSIONS = 32  # of numpy 1
 GET_IT = "It is damaged or of another kind; get it again."
 # numpy parses headers as Python. If two threads do that at once, Python 3.11 may miscount its own
 # recursion, and raise SystemError (python/cpython#106905).
@@ -190,7 +191,7 @@ def _read_header(head: bytes, there: int) -> _Header:
         shape, fortran, dtype = readers[version](stream)
     if dtype.kind not in PLAIN_KINDS or not dtype.itemsize:
         raise ValueError(f"it holds {dtype.kind!r} items, not numbers or text")
-    if min(shape, default=0) < 0:
+    if min(shape, default=0) < 0 or len(shape) > MOST_DIMENSIONS:
         raise ValueError("its shape is not one of an array")
     size = math.prod(shape) * dtype.itemsize
     if stream.tell() + size > there:

@@ -25,6 +25,7 @@ from ttapca.methods.method import (
 from ttapca.methods.sar import LAST_BLOCKS, affine_but
 from ttapca.methods.views import images_and_forward
 from ttapca.support.outputs import softmax_entropy
+from ttapca.support.tensors import at_least_float32
 
 
 @register("deyo", paper="Lee et al. (ICLR 2024)")
@@ -116,11 +117,17 @@ def shuffled_patches(images: Tensor, patches: int, generator: Generator) -> Tens
     height, width = (side // patches for side in sides)
     even = [height * patches, width * patches]
     if even != sides:
-        images = F.interpolate(images, even, mode="bilinear", antialias=True)
+        images = _resized(images, even)
     grid = images.view(count, channels, patches, height, patches, width)
     tiles = grid.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (count, tiles, channels, h, w)
     order = torch.rand(count, patches**2, generator=generator).argsort(1).to(images.device)
     tiles = tiles[torch.arange(count, device=images.device)[:, None], order]
     grid = tiles.view(count, patches, patches, channels, height, width).permute(0, 3, 1, 4, 2, 5)
     whole = grid.reshape(count, channels, *even)
-    return whole if even == sides else F.interpolate(whole, sides, mode="bilinear", antialias=True)
+    return whole if even == sides else _resized(whole, sides)
+
+
+def _resized(images: Tensor, sides: list[int]) -> Tensor:
+    """Return images of other sides; in float32 at least, since torch has no half for this."""
+    wide = at_least_float32(images)
+    return F.interpolate(wide, sides, mode="bilinear", antialias=True).to(images.dtype)
