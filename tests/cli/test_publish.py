@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from ttapca.benchmark.figures import figures
 from ttapca.benchmark.svg import file_svg
 from ttapca.benchmark.tables import error_tables
 from ttapca.cli import app as command_line
-from ttapca.cli.console import print_table, rich_table
+from ttapca.cli.console import print_table, print_tables, rich_table
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +119,15 @@ def test_a_table_for_a_terminal() -> None:
     assert [str(column.header) for column in shown.columns] == list(table.columns)
     assert [column.justify for column in shown.columns][:2] == ["left", "right"]
     assert str(next(iter(shown.columns[1].cells))) == table.rows[0][1].text
+
+
+def test_notes_of_several_tables_are_printed_once() -> None:
+    (table,) = error_tables(with_bits(paper_grid()))
+    console = Console(file=io.StringIO(), width=200)
+    print_tables(console, [table, dataclasses.replace(table, title="Another one")])
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines.index(table.title) < lines.index("Another one") < lines.index(table.notes[0])
+    assert all(console.file.getvalue().count(note[:60]) == 1 for note in table.notes)  # type: ignore[attr-defined]
 
 
 def test_a_narrow_terminal_puts_the_interval_below_the_mean() -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from typer import Option
 
 from ttapca.cli import arguments
-from ttapca.cli.console import ConsoleReporter, print_json, print_table
+from ttapca.cli.console import ConsoleReporter, print_json, print_tables
 from ttapca.errors import OptionError
 from ttapca.support.progress import counted
 
@@ -130,8 +130,7 @@ def bench(
     if as_json:
         print_json([row.record() for row in rows])
     else:
-        for table in setting_tables(comparisons(rows), least=1):
-            print_table(Console(), table)
+        print_tables(Console(), setting_tables(comparisons(rows), least=1))
         lost = f", {failed:,} of them failed" if failed else ""
         typer.echo(f"{to}: {counted(len(rows), 'measurement')}{lost}")
     said = f"bench: {counted(failed, 'measurement')} failed"

@@ -9,6 +9,8 @@ import dataclasses
 import json
 import re
 import sys
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal, Self
 
 import typer
@@ -101,8 +103,19 @@ class ConsoleReporter:
         self._console.print(line, markup=False, highlight=False)
 
 
+def print_tables(console: Console, tables: Sequence[ResultTable]) -> None:
+    """Print tables one below the other; notes that the next one has too are printed once."""
+    for table, following in zip_longest(tables, tables[1:]):
+        print_table(console, table)
+        for note in table.notes:
+            if following is None or note not in following.notes:
+                console.print(Text(note, "dim"))
+        console.print()
+
+
 def print_table(console: Console, table: ResultTable) -> None:
     """Print a table; if it is too wide, exchange rows and columns, then leave out its lines."""
+    console.print(Text(table.title, "bold"))
     shown = rich_table(table)
     if not _fits(shown, console):
         shown = rich_table(_transposed(table))
@@ -132,13 +145,8 @@ def _transposed(table: ResultTable) -> ResultTable:
 
 
 def rich_table(table: ResultTable) -> Table:
-    """Return a table for a terminal: numbers to the right, the best in bold, notes below."""
-    shown = Table(
-        title=Text(table.title),
-        title_justify="left",
-        caption=Text("\n".join(table.notes)) if table.notes else None,
-        caption_justify="left",
-    )
+    """Return a table for a terminal, without title and notes: the best in bold."""
+    shown = Table()
     for name, words in zip(table.columns, table.wordy, strict=True):
         shown.add_column(Text(name), justify="left" if words else "right", no_wrap=True)
     for row in table.rows:

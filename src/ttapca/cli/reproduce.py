@@ -12,7 +12,7 @@ from typer import Option
 
 from ttapca.cli import arguments
 from ttapca.cli.bench import exit_if_failed, failures, run_benchmark
-from ttapca.cli.console import print_table
+from ttapca.cli.console import print_tables
 from ttapca.cli.data import get
 from ttapca.cli.publish import write_report
 from ttapca.errors import OptionError
@@ -90,7 +90,7 @@ def _photographs(to: Path) -> None:
     out = Console()
     for heading, table in zip(HEADINGS, demo_tables(rows), strict=True):
         out.print(f"\n{heading}", highlight=False)
-        print_table(out, table)
+        print_tables(out, [table])
     line = line_to_remember(rows)
     write_report(results, page, line, repaired)
     out.print(f"\n{line}\n", highlight=False)
@@ -169,8 +169,7 @@ def _run_and_report(benchmark: Benchmark, to: Path, **how: Any) -> None:
     results, page = to / "results.sqlite", to / "report.html"
     rows = run_benchmark(benchmark, results, **how)
     out = Console()
-    for table in error_tables(rows):
-        print_table(out, table)
+    print_tables(out, error_tables(rows))
     write_report(results, page)
     typer.echo(f"The report: {page.absolute()}")
     exit_if_failed(failures(rows))

@@ -289,7 +289,7 @@ class Registration:
     def url(self) -> str:
         """The address of the paper, which is the first one in the docstring."""
         found = re.search(r"https://[^\s>]+", inspect.getdoc(self.method) or "")
-        return found[0].rstrip(".") if found else ""
+        return found[0].rstrip(".,;") if found else ""
 
     @property
     def options(self) -> dict[str, Any]:
