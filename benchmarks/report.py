@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 README = HERE / "README.md"
 SCALING = HERE.parent / "docs" / "scaling.md"
 PICTURES = HERE.parent / "docs" / "pictures"
-IN_SCALING = ("scaling", "long-layer")  # all others stand in README.md
+IN_SCALING = "scaling"  # all others stand in README.md
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 Found = dict[str, tuple[Result, dict[str, Any]]]
@@ -111,14 +111,12 @@ def main() -> None:
         raise SystemExit(f"{folder} holds no results; run benchmarks/run.py first.")
     if "fit" in found:
         draw_growth(found["fit"][0].numbers["rows"], PICTURES / "fit-growth.svg")
-    sections = [section(*each) for name, each in found.items() if name not in IN_SCALING]
+    sections = [section(*each) for name, each in found.items() if name != IN_SCALING]
     replace(README, "\n\n".join([all_goals(found), *sections]))
-    if "scaling" in found:
-        result, facts = found["scaling"]
+    if IN_SCALING in found:
+        result, facts = found[IN_SCALING]
         tables = [table.markdown() for table in result.tables]
-        parts = [result.text, *tables, machine_line(facts)]
-        parts += [section(*found["long-layer"])] if "long-layer" in found else []
-        replace(SCALING, "\n\n".join(parts))
+        replace(SCALING, "\n\n".join([result.text, *tables, machine_line(facts)]))
 
 
 if __name__ == "__main__":
