@@ -27,13 +27,11 @@ ABLATION = {
     },
     "exponents (shrink, restore)": {
         "exponents (1, 0)": "(1, 0), Wiener's filter alone",
-        "exponents (1, 1/4)": "(1, 1/4)",
         "exponents (1, 1/2)": "(1, 1/2)",
         "exponents (1/2, 1/2)": "(1/2, 1/2), matching",
     },
     "components": {
         "components 50": "50",
-        "components 250": "250",
         "components 500": "500",
         "components 1000": "1,000",
         "wiener": "2,000",
@@ -42,7 +40,6 @@ ABLATION = {
     "under a gradient": {
         "tent online": "`tent`, online",
         "tent online over wiener": "`tent` over `wiener`, online",
-        "eata online over wiener": "`eata` over `wiener`, online",
     },
 }
 SIZES = (200, 64, 16, 4)
