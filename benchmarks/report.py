@@ -1,4 +1,4 @@
-"""Write the tables of README.md, and of docs/scaling.md, and the plots, from the JSON files.
+"""Write the tables of README.md, and the plots, from the JSON files.
 
     python benchmarks/report.py [--from benchmarks/results]
 
@@ -17,9 +17,7 @@ from run import BENCHMARKS
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
-SCALING = HERE.parent / "docs" / "scaling.md"
 PICTURES = HERE.parent / "docs" / "pictures"
-IN_SCALING = ("scaling", "long-layer")  # all others stand in README.md
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 Found = dict[str, tuple[Result, dict[str, Any]]]
@@ -111,14 +109,8 @@ def main() -> None:
         raise SystemExit(f"{folder} holds no results; run benchmarks/run.py first.")
     if "fit" in found:
         draw_growth(found["fit"][0].numbers["rows"], PICTURES / "fit-growth.svg")
-    sections = [section(*each) for name, each in found.items() if name not in IN_SCALING]
+    sections = [section(*each) for each in found.values()]
     replace(README, "\n\n".join([all_goals(found), *sections]))
-    if "scaling" in found:
-        result, facts = found["scaling"]
-        tables = [table.markdown() for table in result.tables]
-        parts = [result.text, *tables, machine_line(facts)]
-        parts += [section(*found["long-layer"])] if "long-layer" in found else []
-        replace(SCALING, "\n\n".join(parts))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python scripts/image_sizes.py --photos DIR --weights FILE
 
-FILE holds torchvision's MobileNetV2. It prints the two tables of docs/large-images.md: the energies
+FILE holds torchvision's MobileNetV2. It prints the tables behind docs/large-images.md: the energies
 of bands on clean photographs, and the errors with this filter beside those with one that was fitted
 at the size. An hour on one core, or as long as you like with fewer --tested.
 """

@@ -3,7 +3,7 @@
 What can be measured on the source is not among them: `fit` measures it. Nor are guards against a
 division by zero, sizes of parts, seeds, and iterations of which more change nothing. In brackets
 are the unit and the script that chose or confirmed a number, on conditions that no table uses.
-`scripts/audit_constants.py` halves and doubles each; docs/closed-form-evidence.md has its table.
+`scripts/audit_constants.py` halves and doubles each; docs/results/constants.csv has its table.
 """
 
 from __future__ import annotations
