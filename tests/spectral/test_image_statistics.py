@@ -47,11 +47,16 @@ def slow_strays(image: np.ndarray, floor: float) -> np.ndarray:
 
 
 def slow_shares(stray: np.ndarray) -> tuple[float, float]:
-    _, height, width = stray.shape
-    alone = sum(
-        1 for i in range(height) for j in range(width) if sum(map(bool, stray[:, i, j])) == 1
-    )
-    return sum(map(bool, stray.flatten())) / stray.size, alone / (height * width)
+    """Of values with at most one neighbour that strays, and of pixels with just one of these."""
+    channels, height, width = stray.shape
+    values = pixels = 0
+    for i in range(height):
+        for j in range(width):
+            around = stray[:, max(0, i - 1) : i + 2, max(0, j - 1) : j + 2]
+            alone = [c for c in range(channels) if stray[c, i, j] and around[c].sum() <= 2]
+            values += len(alone)
+            pixels += len(alone) == 1 == stray[:, i, j].sum()
+    return values / stray.size, pixels / (height * width)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 6, 5), (1, 1, 5, 9), (2, 4, 7, 7)])
@@ -71,7 +76,34 @@ def test_what_strays_and_how_much(channels: int) -> None:
     assert np.array_equal(found, expected)
     assert torch.equal(median, local_median(some))
     shares = [slow_shares(x) for x in expected]
-    np.testing.assert_allclose(shares_of(found), shares, rtol=1e-12)
+    np.testing.assert_allclose(shares_of(found), shares, rtol=1e-6)
+    assert np.sum(shares) > 0
+
+
+def drawings(count: int, channels: int = 3, side: int = 24) -> Tensor:
+    """Frames of one pixel, dark on white."""
+    generator = torch.Generator().manual_seed(5)
+    found = torch.ones(count, channels, side, side, dtype=torch.float64)
+    for image in found:
+        top, left = torch.randint(2, 6, (2,), generator=generator).tolist()
+        low, right = torch.randint(15, 22, (2,), generator=generator).tolist()
+        image[:, [top, low], left : right + 1] = 0.0
+        image[:, top : low + 1, [left, right]] = 0.0
+    return found
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [1, 20])
+def test_lines_are_no_outliers(size: int, channels: int) -> None:
+    """A median would erase them: on edge drawings, an ImageNet network lost 47 points by that."""
+    source = SourceOutliers(measure(scenes(600, channels=channels)))
+    batch = drawings(size, channels)
+    stray, median = image_statistics.strays(batch, source.floor)
+    assert stray.double().mean() > 0.05
+    assert (median[stray] == 1.0).double().mean() > 0.5
+    assert source.repaired(batch)[0] is batch
+    hit = salted(batch, 0.08)
+    assert source.repaired(hit)[0] is not hit
 
 
 def test_what_is_measured_on_source_images() -> None:
@@ -143,9 +175,9 @@ def test_one_odd_image_does_not_make_a_batch() -> None:
 def test_impulses_are_found_and_removed(size: int, channels: int) -> None:
     source = SourceOutliers(measure(scenes(600, channels=channels)))
     clean = scenes(size, seed=11, channels=channels)
-    hit = salted(clean, 0.05)
+    hit = salted(clean, 0.08)
     found, share = source.repaired(hit)
-    assert 0.02 < share < 0.09
+    assert 0.04 < share < 0.12
     away = (found - clean).square().mean() / (hit - clean).square().mean()
     assert away < 0.1
 
@@ -220,7 +252,7 @@ def test_what_an_image_is(shape: tuple[int, ...] | None, expected: bool) -> None
 
 
 def slow_share(images: Tensor) -> float:
-    return float(np.mean([slow_strays(x, SOURCE.floor) for x in images.numpy()]))
+    return float(np.mean([slow_shares(slow_strays(x, SOURCE.floor))[0] for x in images.numpy()]))
 
 
 def test_some_images_of_a_large_batch_tell() -> None:

@@ -2,8 +2,9 @@
 
 A median removes impulses such as salt and pepper, but also detail. So it is applied only to values
 that *stray* far from the median of their 3 x 3 neighbourhood, in images that have clearly more of
-these than source images. Texture strays mostly in all colours at once and an impulse in one
-channel, so pixels with one channel that strays tell outliers from texture even in a single image.
+these than source images. Texture and lines stray in neighbouring pixels, so only values that stray
+by themselves are counted. They stray mostly in all colours at once and an impulse in one channel,
+so pixels with one channel that strays tell outliers from texture even in a single image.
 """
 
 from __future__ import annotations
@@ -129,15 +130,17 @@ def strays_at_a_glance(images: Tensor, floor: float, constants: Constants = CONS
 
 
 def shares_of(stray: Tensor) -> Tensor:
-    """Return shares of values that stray, and of pixels with exactly one: (batch, 2), float64."""
-    if torch.compiler.is_exporting():
-        known = stray.float()
-        exactly_one = (known.sum(1) == 1).float()
-        return torch.stack([known.flatten(1).mean(1), exactly_one.flatten(1).mean(1)], dim=1)
-    channels = stray.view(torch.uint8).sum(1, dtype=torch.uint8)  # (batch, height, width)
-    values = stray.flatten(1).sum(1).double() / stray[0].numel()
-    alone = (channels == 1).flatten(1).sum(1).double() / channels[0].numel()
-    return torch.stack([values, alone], dim=1)
+    """Return the shares of values that stray by themselves, and of pixels: (batch, 2), float64.
+
+    At most one neighbour of such a value strays in the same channel. On a line two do: lines are no
+    outliers. Of the pixels exactly one channel strays.
+    """
+    neighbourhood = F.avg_pool2d(stray.float(), 3, 1, 1)
+    alone = stray & (neighbourhood < 2.5 / 9)  # of the nine, the value itself is one
+    pixels = alone.any(1) & (stray.sum(1) == 1)
+    shares = [alone.flatten(1).float().mean(1), pixels.flatten(1).float().mean(1)]
+    found = torch.stack(shares, dim=1)
+    return found if torch.compiler.is_exporting() else found.double()
 
 
 def measure(images: Tensor) -> Tensor | None:
