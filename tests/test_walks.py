@@ -72,7 +72,7 @@ def adapted() -> tuple[int, int]:
     ("name", "walk", "files", "changes"),
     [
         ("fit", fitted, 32, 303),
-        ('adapt(model, "wiener")', adapted, 40, 140),
+        ('adapt(model, "wiener")', adapted, 36, 126),
         ('a call of "ttapca-relu"', lambda: called("ttapca-relu"), 12, 55),
         ('a call of "wiener"', lambda: called("wiener"), 29, 259),
     ],
