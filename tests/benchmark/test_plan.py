@@ -228,6 +228,11 @@ def test_gradual_streams_have_all_severities(subject: Subject) -> None:
     assert unit.cells[0].corrupted.endswith("among fog snow")
 
 
+def test_clean_images_have_no_severity_to_grow() -> None:
+    with pytest.raises(OptionError, match=r"`gradual` raises.*found clean images only\. Name a"):
+        small_plan(settings=("gradual",), corruptions=("clean",))
+
+
 def test_a_fingerprint_is_of_all_that_makes_a_prediction(subject: Subject) -> None:
     network = copy.deepcopy(subject.network)
     assert fingerprint(network) == subject.weights

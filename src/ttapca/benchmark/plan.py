@@ -102,6 +102,11 @@ class Plan:
             if isinstance(rule, ListOf):
                 object.__setattr__(self, name, tuple(dict.fromkeys(values[name])))
         object.__setattr__(self, "corruptions", find_all(self.corruptions, [CLEAN]))
+        if "gradual" in self.settings and set(self.corruptions) == {CLEAN}:
+            raise OptionError(
+                "`gradual` raises and lowers the severity of corruptions; found clean images only. "
+                "Name a corruption, or take another setting."
+            )
         for method in self.methods:
             registration(method)
         for method, options in self.method.items():

@@ -6,24 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttapca.adaptation.adapter import Forgetting
-from ttapca.benchmark.rows import CHANGE_EVERY, ROUNDS, Setting
+from ttapca.benchmark.rows import CHANGE_EVERY, EPISODIC, JOINT, ROUNDS, SETTINGS, Setting
 from ttapca.corruptions import SEVERITIES
 
 FORGETTING: dict[Setting, Forgetting] = {
-    "episodic": "episodic",
-    "episodic-sorted": "episodic",
-    "online": "online",
-    "real-time": "online",
-    "correlated": "online",
-    "dirichlet-0.1": "online",
-    "dirichlet-1": "online",
-    "continual": "continual",
-    "continual-correlated": "continual",
-    "changing": "continual",
-    "recurring": "continual",
-    "drifting": "continual",
-    "gradual": "continual",
-    "mixed": "continual",
+    setting: "episodic" if setting in EPISODIC else "continual" if setting in JOINT else "online"
+    for setting in SETTINGS
 }
 SORTED = ("correlated", "episodic-sorted", "continual-correlated")
 CONCENTRATIONS: dict[Setting, float] = {"dirichlet-0.1": 0.1, "dirichlet-1": 1.0}
