@@ -130,6 +130,19 @@ def test_white_noise_gives_the_wiener_gain(deviations: Tensor, noise: float, wor
     assert error.mean() < 0.08
 
 
+def test_what_has_grown_as_a_whole_is_not_taken_for_noise() -> None:
+    """Shapes of three times the contrast stay, and noise on top of them goes."""
+    deviations = torch.arange(1, 512, dtype=torch.float64) ** -1.0
+    grown = 3 * gaussian(3000, deviations)
+    kept = calibrated(deviations, restore=0.0)(grown)
+    assert kept.min() > 0.9
+    assert calibrated(deviations, shrink=0.5, restore=0.0)(grown).max() < 0.4  # asked to undo it
+    noise = 0.2 * gaussian(3000, torch.ones_like(deviations), seed=3)
+    found = calibrated(deviations, restore=0.0)(grown + noise)
+    true = (3 * deviations).square() / ((3 * deviations).square() + 0.2**2)
+    assert (found.log() - true.log()).abs().mean() < 0.15
+
+
 @pytest.mark.parametrize("scale", [0.25, 3.0])
 def test_matching_inverts_a_scaling(scale: float) -> None:
     deviations = FALLING
@@ -200,14 +213,14 @@ def test_a_shifted_mean_is_taken_away_and_a_source_mean_is_not() -> None:
     deviations = FALLING
     source = gaussian(1000, deviations)
     shifted = source + 5 * deviations
-    gain = calibrated(deviations)
+    gain = calibrated(deviations, shrink=0.5)
     gains = gain(shifted)
     offset, outside = gain.offset()
     assert outside is None
     unknown = CONSTANTS.chance  # reach where no class is known, for the source's variance
     assert offset.div(deviations).mean().item() == pytest.approx(5 * (1 - unknown / 25), rel=0.03)
     # Around the new mean nothing but what was left of the shift is to be scaled.
-    plain = calibrated(deviations, center=0.0)
+    plain = calibrated(deviations, shrink=0.5, center=0.0)
     assert (gains > 2 * plain(shifted)).all()
     assert plain.offset() is None
     for batch in (source, shifted[:1]):  # one image is no reason to believe in another mean

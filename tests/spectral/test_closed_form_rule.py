@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ttapca.spectral.closed_form_rule import (
     allowed_reach,
     class_reach,
+    growth_of_large,
     sure_share,
     with_white_noise,
 )
@@ -155,3 +156,27 @@ def test_it_is_finite_and_never_less_than_what_a_band_shows_by_itself(values: li
     energy = torch.tensor(values, dtype=torch.float64)
     assert torch.isfinite(found(energy)).all()
     assert (found(energy) >= excess_of(energy)).all()
+
+
+LARGE = torch.tensor([0.7, 0.3, 0.0, 0.0, 0.0], dtype=torch.float64)
+
+
+@given(st.floats(1.0, 50.0), st.floats(0.0, 1.0))
+def test_growth_is_that_of_the_large_components_without_white_noise(
+    growth: float, level: float
+) -> None:
+    energy = torch.full((5,), growth, dtype=torch.float64) + level * NOISE
+    # A loop over bands, where the range of the source ends at the energies of the source.
+    noise = min(level + (growth - 1) / 1000, LARGEST_SHARE * float((energy / NOISE).min()))
+    surplus = 0.0
+    for band, share in enumerate(LARGE.tolist()):
+        more = float(energy[band]) - 1 - noise * float(NOISE[band])
+        surplus += share * max(more, 0.0)
+    excess = energy.log().clamp(min=0)
+    found = growth_of_large(excess, energy.log(), NOISE, LARGE)
+    assert found.item() == pytest.approx(math.log1p(surplus), rel=1e-6, abs=1e-9)
+
+
+def test_bands_of_small_components_do_not_make_a_whole_grow() -> None:
+    energy = torch.tensor([1.0, 0.5, 9.0, 90.0, 900.0], dtype=torch.float64)
+    assert growth_of_large(energy.log().clamp(min=0), energy.log(), NOISE, LARGE).item() == 0.0

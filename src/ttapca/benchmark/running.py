@@ -240,10 +240,11 @@ class _Progress:
         if self._workers:
             self._name(unit)
         del self._todo[unit]
-        facts, images = "", unit.images
-        if reason := rows[0].outcome.reason:
-            self._reporter.note(f"{self._label}  FAILED: {reason}")
-        else:
+        facts, images, outcome = "", unit.images, rows[0].outcome
+        if outcome.reason:
+            failed = "" if outcome.status == "done" else "FAILED: "
+            self._reporter.note(f"{self._label}  {failed}{outcome.reason}")
+        if outcome.status == "done":
             spent = sum(row.outcome.seconds for row in rows)
             seconds = spent if self._workers else time.monotonic() - self._began
             self._seconds[unit.cells[0].method] += seconds

@@ -98,6 +98,22 @@ def two_sided_gain(
     return shrunk.add_(restored).exp_()
 
 
+def white_noise_in(
+    excess: Tensor, energy: Tensor, noise: Tensor, constants: Constants = CONSTANTS
+) -> tuple[Tensor, Tensor]:
+    """Return by how much energies exceed the source's, and what of that is white noise.
+
+    Both have shape (..., bands). White noise of variance 1 has the energies `noise`, (bands,). It
+    stands out in the last bands, where images have hardly any variance: the surplus of the last one
+    gives its level, at most all energy of any band.
+    """
+    surplus = -energy * torch.expm1(-excess.clamp(min=0))
+    least = (energy / noise).amin(-1, keepdim=True)
+    # No band exceeds its own signal by more than ratios are believed.
+    most = (1 - 1 / constants.largest_ratio) * least
+    return surplus, torch.minimum((surplus / noise)[..., -1:], most) * noise
+
+
 def with_white_noise(
     excess: Tensor,
     log_energy: Tensor,
@@ -107,25 +123,34 @@ def with_white_noise(
 ) -> Tensor:
     """Return by how much log energies exceed the source's, (..., bands), with white noise in each.
 
-    White noise of variance 1 has the energies `noise`, (bands,). It stands out in the last bands,
-    where images have hardly any variance, while one image does not tell it from detail in the
-    middle. The surplus of the last band gives its level, at most all energy of any band. If noise
-    makes up the share q of a band's energy, that band exceeds its own signal by -log(1 - q). All of
-    it counts for one sample, and evenly less for more: beyond `prior`, each band shows its own
-    noise.
+    One image does not tell noise from detail in the middle bands. If noise makes up the share q of
+    a band's energy, that band exceeds its own signal by -log(1 - q). All of it counts for one
+    sample, and evenly less for more: beyond `prior`, each band shows its own noise.
     """
     fading = (torch.as_tensor(samples, dtype=excess.dtype) - 1) / constants.prior
     if not torch.compiler.is_exporting() and bool((fading >= 1).all()):
         return excess
     energy = log_energy.exp()
-    surplus = -energy * torch.expm1(-excess.clamp(min=0))
-    least = (energy / noise).amin(-1, keepdim=True)
-    # No band exceeds its own signal by more than ratios are believed.
-    most = (1 - 1 / constants.largest_ratio) * least
-    level = torch.minimum((surplus / noise)[..., -1:], most)
-    share = level * noise / energy
+    share = white_noise_in(excess, energy, noise, constants)[1] / energy
     more = (-torch.log1p(-share) - excess).clamp(min=0) * (share > 0)
     return excess + more * (1 - fading.clamp(0, 1))[..., None]
+
+
+def growth_of_large(
+    excess: Tensor,
+    log_energy: Tensor,
+    noise: Tensor,
+    large: Tensor,
+    constants: Constants = CONSTANTS,
+) -> Tensor:
+    """Return by how much the large components have grown together, as a logarithm, (..., 1).
+
+    Noise as strong as the largest shapes is rare, while black silhouettes have shapes several times
+    as strong as those of photographs. `large` is the share of each band in the variance of the
+    components with more variance than the mean, (bands,). White noise does not count.
+    """
+    surplus, white = white_noise_in(excess, log_energy.exp(), noise, constants)
+    return torch.log1p((surplus - white).clamp(min=0) @ large[:, None])
 
 
 def class_reach(class_means: Tensor, shares: Tensor, variances: Tensor) -> Tensor:
@@ -228,6 +253,12 @@ class ClosedFormRule(Gain):
         self.register_buffer("averages", averages.to(deviations), persistent=False)
         reach = allowed_reach(source.class_reach, deviations, constants)
         self.register_buffer("reach", reach)
+        large = self.variances.where(self.variances > self.variances.mean(), 0.0).double().cpu()
+        of_band = torch.stack([large[low:high].sum() for low, high in pairwise(self.edges)])
+        self._large = of_band / of_band.sum().clamp(min=TINY)  # (bands,), see `growth_of_large`
+        # The whole growth for a Wiener filter, which takes away noise; nothing of it for exponents
+        # up to 1/2, which undo any scaling.
+        self._spared = max(0.0, 2 - 1 / shrink) if shrink else 0.0
         white = source.noise().to(deviations) / self.variances  # of noise of variance 1
         self._white_noise = (white @ self.averages).to("cpu", torch.float64)  # (bands,)
         self._table: tuple[Tensor, NormalRange] | None = None  # see `make_traceable`
@@ -260,12 +291,11 @@ class ClosedFormRule(Gain):
         )
         bands = len(self.spread)
         excess = normal.excess(log_energy)
-        noisy = with_white_noise(
-            excess[:, :bands],
-            log_energy[:, :bands],
-            self._white_noise,
-            seen.samples,
-            self.constants,
+        inside = (excess[:, :bands], log_energy[:, :bands], self._white_noise)
+        grown = growth_of_large(*inside, self._large, self.constants)
+        noisy = with_white_noise(*inside, seen.samples, self.constants)
+        noisy, excess = (
+            each - self._spared * each.clamp(min=0).minimum(grown) for each in (noisy, excess)
         )
         gains = undo(-self.spread_over(noisy))
         rest_gain = undo(-excess[:, -1:])[:, 0] if self.watches_rest else None
@@ -291,6 +321,7 @@ class ClosedFormRule(Gain):
         rows, table = self.normal.all_normal_ranges(self.threshold)
         self._table = rows, table.mapped(lambda each: each.to(self.variances))
         self._white_noise = self._white_noise.to(self.variances)
+        self._large = self._large.to(self.variances)
 
     def _centred(
         self, seen: Spectrum, mean: Tensor, shift: Tensor
