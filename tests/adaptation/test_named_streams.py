@@ -334,7 +334,7 @@ DAMAGE: dict[str, tuple[Any, str]] = {
     "missing": (lambda path: path.unlink(), "cannot be read"),
     "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "is no saved stream"),
     "text": (lambda path: path.write_text("camera"), "is no saved stream"),
-    "weights": (lambda path: save_file({"a": X}, path), "format `ttapca stream 2`; found None"),
+    "weights": (lambda path: save_file({"a": X}, path), "format `ttapca stream 3`; found None"),
     "method": (lambda path: adapted("wiener").stream("camera").save(path), ANOTHER),
     "network": (lambda path: adapted(OURS, "GroupNorm").stream("camera").save(path), ANOTHER),
     "guard": (

@@ -386,8 +386,8 @@ def test_wrong_bytes_are_refused_and_change_nothing(network: nn.Module, pool: St
     for wrong, words in (
         (b"", "ends too early"),
         (data[:-9], "no saved stream"),
-        (data.replace(b"ttapca stream 2", b"ttapca stream 9"), "of the format"),
-        (data.replace(b"ttapca stream 2", b"ttapca stream 1"), "saved by an older ttapca"),
+        (data.replace(b"ttapca stream 3", b"ttapca stream 9"), "of the format"),
+        (data.replace(b"ttapca stream 3", b"ttapca stream 1"), "saved by an older ttapca"),
         (
             data.replace(rb"\"skipped\": 0", rb"\"skipped\":-1"),
             "`skipped` must be .* found -1",

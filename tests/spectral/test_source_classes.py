@@ -208,6 +208,40 @@ def test_a_common_shift_and_a_common_scale_change_nothing(
     np.testing.assert_allclose(log_ratios(pairs, moved), log_ratios(pairs, rows), atol=1e-6)
 
 
+def test_moments_of_a_stream_are_sums_that_fade() -> None:
+    pairs, (rows, _, _) = known(), features_of(1.0, 24, seed=4)
+    features = described(pairs, rows).reshape(2, 12, -1)
+    sizes, before = [12, 5], np.abs(features[:, 0, :1]) * np.ones(2 * features.shape[2] + 1)
+    found = pairs.past_after(before, features, sizes)
+    for stream, size in enumerate(sizes):
+        wanted = before[stream] * np.exp(-size / CONSTANTS.regime_memory)
+        for row in features[stream, :size]:
+            wanted = wanted + np.concatenate([[1.0], row, row * row])
+        np.testing.assert_allclose(found[stream], wanted)
+
+
+def test_if_any_two_images_look_alike_two_neighbours_say_nothing() -> None:
+    """As on images of something else, in which a network sees no classes."""
+    pairs = known()
+    rows, _, _ = features_of(1.0, 600, seed=5)
+    features = described(pairs, rows)[None]
+    features[..., : pairs.directions] *= 0.4
+    nothing = np.zeros((1, 2 * features.shape[2] + 1))
+    moments = pairs.past_after(nothing, features)
+    first = features[:, 0]
+    absolute = pairs.log_ratio(first, features)[0, 1:]
+    relative = pairs.log_ratio(first, features, moments)[0, 1:]
+    assert absolute.mean() > 0.5
+    assert abs(relative.mean()) < 0.1 * absolute.mean()
+    # Unless the predictions agree: then it may be one class so far.
+    assert pairs.log_ratio(first, features, moments, 1.0)[0, 1:].mean() > 0.5 * absolute.mean()
+    # Where two images are usually of two classes, nothing changes.
+    plain = described(pairs, rows)[None]
+    known_moments = pairs.past_after(nothing, plain)
+    found = pairs.log_ratio(plain[:, 0], plain, known_moments)
+    np.testing.assert_array_equal(found, pairs.log_ratio(plain[:, 0], plain))
+
+
 def test_the_image_before_is_that_of_the_stream() -> None:
     pairs, (rows, _, _) = known(), features_of(1.0, 30, seed=2)
     features = described(pairs, rows)[None]

@@ -508,8 +508,8 @@ def test_older_formats_are_named(older: str) -> None:
         {"ttapca": "3"},
         {"ttapca": "[]"},
         {"ttapca": '{"format": 2}'},
-        {"ttapca": '{"format": ["ttapca stream 2"]}'},
-        {"ttapca": '{"format": "ttapca stream 3"}'},
+        {"ttapca": '{"format": ["ttapca stream 3"]}'},
+        {"ttapca": '{"format": "ttapca stream 4"}'},
     ],
 )
 def test_a_file_of_something_else(metadata: dict[str, str] | None) -> None:

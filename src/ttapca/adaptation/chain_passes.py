@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any, Literal
 
 import numpy as np
@@ -162,16 +163,17 @@ class ChainPasses(Predictor):
         state = batch.chains_before()
         sizes = None if isinstance(places, int) else [len(own) for own in places]
         predicted = by_stream(batch.as_numbers(logits.detach()).softmax(1), places)
-        described, features, log_pairs = self._features(batch), None, None
-        if described is not None and self.classes.pairs is not None:
-            features = by_stream(described, places)
-            log_pairs = self.classes.pairs.log_ratio(
-                state.features, features, self.chain.constants, self.chain.xp
-            )
+        described, pairs = self._features(batch), self.classes.pairs
+        features, log_pairs, past = None, None, state.past_features
+        if described is not None and pairs is not None:
+            features, how = by_stream(described, places), (self.chain.constants, self.chain.xp)
+            past = pairs.past_after(past, features, sizes, *how)
+            alike = self.chain.alike_after(state, predicted, sizes)
+            log_pairs = pairs.log_ratio(state.features, features, past, alike, *how)
             # Nothing came before the first image.
             log_pairs[:, 0] = log_pairs[:, 0] * (state.place > 0)
         after, reading = self.chain.read(state, predicted, log_pairs, sizes, features)
-        batch.chains_after(after)
+        batch.chains_after(dataclasses.replace(after, past_features=past))
         plan = self._plan_of(batch, reading, state)
         return plan, self._outputs(batch, logits, reading, state)
 

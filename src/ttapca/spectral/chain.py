@@ -62,6 +62,9 @@ class ChainState:
     recent: Numbers
     place: Numbers  # expected, of the last image in its run; 0 without images, shape (streams,)
     features: Numbers  # of the last image, for the next pair, shape (streams, numbers)
+    past_features: (
+        Numbers  # of all images, see `PairStatistic.past_after`, (streams, 1 + 2 numbers)
+    )
 
     def of_stream(self, number: int) -> ChainState:
         """Return the state of one of the streams."""
@@ -134,8 +137,11 @@ class ClassChain:
         self.constants = constants
         self.shares = np.asarray(shares, dtype=np.float64)
         self.shares = self.shares / self.shares.sum()
-        self._errors = np.asarray(constants.shares)
-        self._biases = self._errors[: 0 if ordered else None]  # and shares of few classes
+        # Not the largest one: a chain of predictions that say next to nothing has nothing to add.
+        self._errors = np.asarray(constants.shares[:-1])
+        self._biases = np.asarray(constants.shares)[
+            : 0 if ordered else None
+        ]  # and shares of few classes
         redraw = 0.5 ** np.arange(1, constants.run_doublings + 1)
         rates, biases = len(self._errors), len(self._biases)
         runs = len(redraw) * rates
@@ -167,7 +173,17 @@ class ClassChain:
         """Return the state of new streams, whose images have this number of features."""
         joint = (self._prior[:, None] * self.shares)[None].repeat(streams, 0)
         nothing = np.zeros((streams, 2, len(self.shares)))
-        return ChainState(joint, nothing, np.zeros(streams), np.zeros((streams, features)))
+        looks, past = np.zeros((streams, features)), np.zeros((streams, 1 + 2 * features))
+        return ChainState(joint, nothing, np.zeros(streams), looks, past)
+
+    def alike_after(
+        self, state: ChainState, predicted: Numbers, sizes: Sequence[int] | None = None
+    ) -> Numbers:
+        """Return how alike recent predictions are after some, from 0 as in the source to 1."""
+        images = np.asarray(predicted.shape[1] if sizes is None else sizes, dtype=np.float64)
+        fading: Any = np.exp(-images / self.constants.recent)
+        faded = state.recent[:, 0] * (float(fading) if sizes is None else fading[:, None])
+        return self._alike(self._shares_of(faded + predicted.sum(1))).clip(0, 1)
 
     def expected(self, state: ChainState, images: int) -> ChainReading:
         """Return the reading that is expected of the next images, before they arrive."""
@@ -261,7 +277,7 @@ class ClassChain:
             joint = np.where(some[..., None], filtered[last], state.joint)
             looks = state.features if features is None else features[last]
             looks = np.where(some, looks, state.features)
-        after = ChainState(joint, recent, at, looks)
+        after = ChainState(joint, recent, at, looks, state.past_features)
         held = weights[:, :, self._few].sum(2)
         summary = self._summary(joint.sum(2), q)
         return after, ChainReading(outputs, plain, known, place, held, *summary)

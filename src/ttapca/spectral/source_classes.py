@@ -11,9 +11,10 @@ of each layer, its *likeness*, counts the images of a run; see `ttapca.spectral.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -88,24 +89,72 @@ class PairStatistic:
         return torch.stack(parts).sum(0)
 
     def log_ratio(
-        self, before: Numbers, features: Numbers, constants: Constants = CONSTANTS, xp: Any = np
+        self,
+        before: Numbers,
+        features: Numbers,
+        past: Numbers | None = None,
+        alike: Numbers | float = 0.0,
+        constants: Constants = CONSTANTS,
+        xp: Any = np,
     ) -> Numbers:
         """Return how much likelier each pair is if both have one class, as a logarithm.
 
         `before` are the features of the image before the first one of each stream, (streams,
         features); those of the others have the shape (streams, images, features). Under a shift F
         of two classes falls, so there are two classes from a lower F on than halfway between the
-        two means.
+        two means. `past` has the `past_features` of the stream, if known: if any two of its
+        images look like one class, that two neighbours do says nothing. Unless recent predictions
+        are `alike`, from 0 to 1, so that the stream may have shown one class so far.
         """
         earlier = xp.concatenate([before[:, None], features[:, :-1]], 1)
         squares = (features - earlier) ** 2
         between = squares[..., : self.directions].mean(-1).clip(min=1e-30)
         within = squares[..., self.directions :].mean(-1).clip(min=1e-30)
-        log_f = xp.log(between / within)
+        found: Numbers = self._speaks_for_one(xp.log(between / within), constants)
+        if past is None:
+            return found
+        usual = self._speaks_for_one(self._usual_log_f(past, constants, xp), constants)
+        one_class = self._speaks_for_one(self.same - self.deviation, constants)
+        return cast(Numbers, found - (usual - one_class * alike).clip(min=0)[:, None])
+
+    def past_after(
+        self,
+        before: Numbers,
+        features: Numbers,
+        sizes: Sequence[int] | None = None,
+        constants: Constants = CONSTANTS,
+        xp: Any = np,
+    ) -> Numbers:
+        """Return number, sums and sums of squares of the features of streams after some images.
+
+        They fade as regimes do. `sizes` are the images of each stream, if these differ.
+        """
+        ones = features[..., :1] * 0 + 1
+        rows = xp.concatenate([ones, features, features**2], 2)
+        if sizes is not None and min(sizes) < rows.shape[1]:
+            rows = rows * (np.arange(rows.shape[1]) < np.asarray(sizes)[:, None])[..., None]
+        added = rows.sum(1)
+        fading = xp.exp(-added[:, :1] / constants.regime_memory)
+        return cast(Numbers, before * fading + added)
+
+    def _speaks_for_one(self, log_f: Any, constants: Constants) -> Any:
         middle = self.same + constants.pair_middle * (self.other - self.same)
         slope = (self.same - self.other) / self.deviation**2
-        found: Numbers = constants.pair_weight * slope * (log_f - middle)
-        return found
+        return constants.pair_weight * slope * (log_f - middle)
+
+    def _usual_log_f(self, past: Numbers, constants: Constants, xp: Any) -> Numbers:
+        """Return the mean of log F of any two images of each stream, (streams,).
+
+        The source, whose pairs are mostly of two classes, counts as recent shares do. Of normal
+        numbers, the logarithm of a mean of d squares is 1 / d lower than that of its expectation.
+        """
+        size, prior = self.features, constants.laplace * (self.directions + 1)
+        number, sums, squares = past[:, :1], past[:, 1 : 1 + size], past[:, 1 + size :]
+        away = (squares - sums**2 / number.clip(min=1)).clip(min=0)
+        between = prior * math.exp(self.other) + away[:, : self.directions].mean(1)
+        within = prior + away[:, self.directions :].mean(1)
+        bias = 1 / self.directions - 1 / (size - self.directions)
+        return cast(Numbers, xp.log(between / within) - bias)
 
 
 @dataclass(frozen=True, eq=False)

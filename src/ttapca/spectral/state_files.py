@@ -21,13 +21,14 @@ from torch import Tensor
 
 from ttapca._checks import shown
 from ttapca.errors import SavedStreamError
+from ttapca.spectral.chain import ChainState
 from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.stream_state import AlarmState, StreamState, leaves
 from ttapca.support.parsing import parse_json
 
-FORMAT = "ttapca stream 2"
+FORMAT = "ttapca stream 3"
 # Formats of earlier versions, of adapters and of pools.
-OLDER = ("ttapca stream 1", "ttapca pool stream 1", "ttapca pool stream 2")
+OLDER = ("ttapca stream 1", "ttapca stream 2", "ttapca pool stream 1", "ttapca pool stream 2")
 ABOUT = "ttapca"
 STATE, OTHER = "state.", "other."
 TENSOR, NESTED = "tensor", "state"
@@ -290,14 +291,21 @@ class _Reader:
             if len(sizes) > 1 or not least <= max(sizes) <= CONSTANTS.states:
                 self._refuse("conditions", "do not match")
         if chain is not None:
-            if abs(float(chain.joint.sum()) - 1) > 1e-3:
-                self._refuse("chain.joint", "is no probability")
-            if float(chain.place.sum()) > 0 and not float(chain.recent[:, 0].sum()) > 0:
-                self._refuse("chain.recent", "cannot be like that")
+            self._check_chain(chain)
         if layers is not None:
             mean, square = layers.moments.double().unbind(1)
             if bool((square < mean.square() * (1 - 1e-3) - 1e-6).any()):
                 self._refuse("layers.moments", "cannot be like that")
+
+    def _check_chain(self, chain: ChainState) -> None:
+        if abs(float(chain.joint.sum()) - 1) > 1e-3:
+            self._refuse("chain.joint", "is no probability")
+        if float(chain.place.sum()) > 0 and not float(chain.recent[:, 0].sum()) > 0:
+            self._refuse("chain.recent", "cannot be like that")
+        size = chain.features.shape[1]
+        number, sums, squares = np.split(chain.past_features, [1, 1 + size], axis=1)
+        if (number < 0).any() or (squares * number < sums**2 * (1 - 1e-3) - 1e-6).any():
+            self._refuse("chain.past_features", "cannot be like that")
 
     def _refuse(self, name: str, why: str) -> NoReturn:
         raise SavedStreamError(f"{self._name} is no saved stream: `{name}` {why}.")
