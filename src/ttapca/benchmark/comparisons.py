@@ -156,10 +156,7 @@ class Comparison:
         return dict(zip(tallies, found, strict=True))
 
     def tallies(self, *names: str) -> dict[int, ImageTally]:
-        """Return how often each line was wrong on each image, in seeds with all corruptions.
-
-        Empty if it is not known for some line which images were right: ttapca 0.1 measured it.
-        """
+        """Return how often each line was wrong on each image; empty if unknown for some line."""
         whole = self._whole(names or self.corruptions)
         if (whole.correct == b"").any():
             return {}

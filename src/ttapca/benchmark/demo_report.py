@@ -83,10 +83,7 @@ class RepairedImage:
 
 
 def repaired_images(cells: Iterable[Cell], subject: Subject) -> list[RepairedImage]:
-    """Return images that the untouched network gets wrong and a method gets right.
-
-    Of the first corruption of each family, the first ones in the first batch of the stream.
-    """
+    """Return images that a method repairs, of the first corruption of each family."""
     chosen: dict[str, Cell] = {}
     for cell in cells:
         if cell.corruption != CLEAN:

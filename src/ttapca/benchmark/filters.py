@@ -58,10 +58,9 @@ def usual_fit(
     reporter: Reporter | None = None,
     engine: Engine | None = None,
 ) -> FittedFilter:
-    """Fit a filter with a number of components, or the usual number: all cosines, else the paper's.
+    """Fit a filter with so many components; by default all cosines, else the paper's number.
 
-    A `principal` filter is for a method of the paper: it has no cosines unless images are too large
-    or too few.
+    A `principal` filter, for a method of the paper, has cosines only if images are large or few.
     """
     progress = Steps(reporter or Silent(), f"fitting {layer}")
     options: dict[str, Any] = {"route": route, "outputs": outputs, "engine": engine}

@@ -217,11 +217,7 @@ def _filter_input(subject: Subject, fitted: FittedFilter, images: Images) -> Ten
 def undo_normalisation(
     subject: Subject, images: Tensor, samples: Tensor
 ) -> Callable[[Tensor], NDArray[np.uint8]] | None:
-    """Return a function from samples to pixels; None if these are no images, normalised or not.
-
-    `samples` are the input of a layer for images in [0, 1] of shape (batch, channels, height,
-    width).
-    """
+    """Return a function to pixels from samples, a layer's input for images; None if unknown."""
     if samples.shape != images.shape or samples.shape[1] not in (1, 3):
         return None
     shift, scale = torch.zeros(1), torch.ones(1)

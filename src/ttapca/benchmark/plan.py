@@ -282,10 +282,7 @@ def expand(plan: Plan, subject: Subject) -> list[Unit]:
 def units_of(
     plan: Plan, subject: Subject, settings: Sequence[Setting], stream: Sequence[Condition]
 ) -> list[Unit]:
-    """Return the units of a plan for one stream of conditions, in some of its settings.
-
-    `stream` has the conditions that share an adaptation: one, unless the settings join several.
-    """
+    """Return the units of a plan for conditions that share an adaptation, in some settings."""
     rank, fitted = paper.COMPONENTS, subject.fitted
     if fitted is not None:  # all cosines: they cost nothing, and noise shows in the last of them
         every = fitted.n_components_

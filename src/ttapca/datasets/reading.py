@@ -119,10 +119,7 @@ def map_npy(path: Path) -> NDArray[Any]:
 
 
 def parse_npy(content: bytes) -> NDArray[Any]:
-    """Return the array of an `.npy` in memory: a read-only view of the bytes.
-
-    Parsers fail in many ways; call it inside `reading`.
-    """
+    """Return the array of an `.npy` in memory, a view of the bytes; call it inside `reading`."""
     header = _read_header(content[:HEADER_BYTES], len(content))
     if header.offset + header.size != len(content):
         raise ValueError("it is longer than its array")

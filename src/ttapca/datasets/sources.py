@@ -203,11 +203,7 @@ def find_data_set(name: str) -> DataSet:
 
 
 def download(archive: Archive, folder: Path, report: Reporter) -> Path:
-    """Download an archive and verify it; a file with another checksum is removed.
-
-    What has arrived when a connection breaks stays in `<name>.part`, and the next call continues
-    it: pooch alone would start again.
-    """
+    """Download an archive, from where an earlier call stopped, and verify it."""
     import pooch
 
     part = folder / f"{archive.file_name}.part"
@@ -268,10 +264,7 @@ def _receive(part: Path, archive: Archive, report: Reporter) -> None:
 
 
 def unpack(path: Path, target: Path) -> None:
-    """Unpack the files in the top folder of a tar archive without the folder.
-
-    Python's `data` filter refuses links, devices and paths that lead out of the target.
-    """
+    """Unpack the files in the top folder of a tar archive without the folder."""
     with reading(path, "is no archive of plain files"), tarfile.open(path) as tar:
         for member in tar:
             place = PurePosixPath(member.name)

@@ -160,8 +160,7 @@ def fisher_information(
 ) -> list[Tensor]:
     """Return the diagonal of the Fisher information: mean squared gradients of log-likelihoods.
 
-    As in the official code the labels are the model's own predictions, and the gradient is that of
-    a batch's mean.
+    As in the official code labels are predictions, and the gradient is that of a batch's mean.
     """
     total = [torch.zeros_like(parameter) for parameter in parameters]
     count = 0

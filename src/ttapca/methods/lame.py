@@ -89,11 +89,7 @@ class LaplacianCorrection(Predictor):
         self._classifier = find_classifier(model, self.options.classifier)
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
-        """Return corrected log-probabilities, shape (batch, classes).
-
-        A batch of one has no neighbours, and a batch that is not finite has no distances: both keep
-        the network's own prediction.
-        """
+        """Return corrected log-probabilities, (batch, classes); its own for a single sample."""
         with caught_inputs(self._classifier) as caught:
             logits = run(*inputs, **options)
         own = log_predictions(logits).to(logits.dtype)

@@ -73,10 +73,7 @@ class NEO(Method):
 
 
 class CentredFeatures(Surface):
-    """Takes the mean of the stream from the classifier's input.
-
-    A pass outside of an adapter's call uses the mean as it is, and adds nothing to it.
-    """
+    """Takes the mean of the stream from the classifier's input; only an adapter's calls move it."""
 
     def __init__(self, options: NEO | FOAShift) -> None:
         super().__init__()

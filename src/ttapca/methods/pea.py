@@ -104,10 +104,7 @@ class PEA(Method):
 
 
 class Alignment(Surface):
-    """Aligns the features after some layers; the predictor announces each pass.
-
-    A pass outside of an adapter's call aligns by the averages so far, and adds nothing to them.
-    """
+    """Aligns the features after some layers; only announced passes move the averages."""
 
     def __init__(self, options: PEA) -> None:
         super().__init__()
@@ -315,15 +312,7 @@ class TwoPasses(Predictor):
 def blocks_of(model: nn.Module) -> list[str]:
     """Return the paths of a network's blocks, or else of its normalisation layers.
 
-    A block is an entry of an `nn.Sequential` or `nn.ModuleList` that has a normalisation layer
-    inside, and no other block.
-
-    Example:
-        >>> block = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-        >>> blocks_of(nn.Sequential(nn.Linear(2, 2), block))
-        ['1']
-        >>> blocks_of(block)
-        ['1']
+    A block is an entry of a container that has a normalisation layer inside, and no other block.
     """
     entries = [
         f"{path}.{name}".lstrip(".")

@@ -80,10 +80,7 @@ class UnMixTNS(Method):
 
 
 class EachImagesStatistics(Surface):
-    """BatchNorm layers with running statistics, which normalise each image by its own moments.
-
-    Where a channel of an image is a single number, the statistics of the source serve.
-    """
+    """BatchNorm by each image's own moments, or the source's if a channel is a single number."""
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Take over every BatchNorm layer that has running statistics."""

@@ -116,15 +116,7 @@ class Sample(NamedTuple):
 
 
 class Memory:
-    """A bank of samples in the order of arrival, balanced over predicted classes.
-
-    Example:
-        >>> memory = Memory(RoTTA(capacity=2), classes=2)
-        >>> for label, uncertainty in ((0, 0.9), (0, 0.1), (1, 0.5)):
-        ...     memory.offer(Sample(torch.zeros(1, 2, 2), label, uncertainty))
-        >>> [(sample.label, sample.uncertainty, sample.age) for sample in memory.samples]
-        [(0, 0.1, 2), (1, 0.5, 1)]
-    """
+    """A bank of samples in the order of arrival, balanced over predicted classes."""
 
     def __init__(self, options: RoTTA, classes: int, samples: Sequence[Sample] = ()) -> None:
         self.options = options
@@ -167,8 +159,7 @@ class Memory:
 class SlowStatistics(Surface):
     """BatchNorm with running statistics of the stream, one set for student and teacher each.
 
-    They start as the model's own. In a pass that learns, the statistics of its samples first move
-    them by `momentum`, and gradients pass through that share; in any other pass they stay.
+    In a pass that learns, the statistics of its samples first move them by `momentum`.
     """
 
     def __init__(self, momentum: float) -> None:

@@ -165,16 +165,7 @@ class RotationSteps(Stepper):
 
 
 def four_rotations(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return images turned by 0, 90, 180 and 270 degrees counter-clockwise, and labels 0 to 3.
-
-    Of shape (batch, channels, side, side) become (4 batch, channels, side, side), one rotation
-    after the other.
-
-    Example:
-        >>> rotated, labels = four_rotations(torch.tensor([[[[1, 2], [3, 4]]]]))
-        >>> rotated[1, 0].tolist(), labels.tolist()
-        ([[2, 4], [1, 3]], [0, 1, 2, 3])
-    """
+    """Return images turned by 0, 90, 180 and 270 degrees, one after another, and labels 0 to 3."""
     if images.shape[-2] != images.shape[-1]:
         raise ShapeError(
             f"Rotations need square images; found shape {tuple(images.shape)}. Crop or resize them."

@@ -219,10 +219,7 @@ class NormalisedNetwork(nn.Module):
 
 @contextmanager
 def explained_shape(shape: tuple[int, ...]) -> Iterator[None]:
-    """Say that a network does not take images of this shape if it fails on shapes in the block.
-
-    Any other error is a bug of the network, and goes on as it is.
-    """
+    """Say, if a network fails on shapes in the block, that it takes no images of this shape."""
     try:
         yield
     except (RuntimeError, ValueError, IndexError) as error:

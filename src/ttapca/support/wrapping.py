@@ -33,10 +33,7 @@ class Wrapper:
 
 
 class WrappedForward:
-    """Replaces the `forward` of one module by wrappers around it, the outermost last.
-
-    It is an attribute of the instance, where `nn.Module` looks first; removing it leaves no trace.
-    """
+    """Replaces the `forward` of one instance by wrappers around it, the outermost last."""
 
     def __init__(self, module: nn.Module, wrapper: Wrapper) -> None:
         self._module = module

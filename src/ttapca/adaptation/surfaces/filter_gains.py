@@ -167,11 +167,7 @@ class InputCheck:
 
 
 class OutlierRepair(Surface):
-    """Replaces single pixels that have gone wrong by the median around them.
-
-    It acts on the input of a filter's layer, before the filter does. Batches like those of the
-    source pass through unchanged.
-    """
+    """Replaces single pixels that went wrong by the median around them, before a filter acts."""
 
     def __init__(self, fitted: FittedFilter, constants: Constants = CONSTANTS) -> None:
         super().__init__()
