@@ -20,32 +20,9 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from ttapca._checks import (
-    Either,
-    Flag,
-    InstanceOf,
-    ListOf,
-    Maybe,
-    Number,
-    OneOf,
-    Rule,
-    Text,
-    Whole,
-    check_option,
-)
+from ttapca._checks import Maybe, Number, OneOf, Rule, Whole, check_fields, check_option, rules_of
 from ttapca.adaptation.optimisation import DEFAULT_LEARNING_RATE, Logits, Predictor, adam
 from ttapca.adaptation.surfaces import BatchNormStatistics, SpectralGains, StreamStatistics, Surface
 from ttapca.adaptation.surfaces.filter_gains import known_classes
@@ -100,7 +77,7 @@ class Mixture:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _check_fields(self)
+        check_fields(self)
 
 
 Statistics = Literal["source", "batch", "mixed"] | Share | Mixture
@@ -133,7 +110,7 @@ class Method:
 
     def __post_init__(self) -> None:
         """Check the values of all options."""
-        _check_fields(self)
+        check_fields(self)
 
     def assemble(self) -> Assembly:
         """Return surfaces and predictor, to be put on one model."""
@@ -303,7 +280,7 @@ class Registration:
     @property
     def rules(self) -> dict[str, Rule]:
         """The rule for the value of each option."""
-        rules = _rules(self.method)
+        rules = rules_of(self.method)
         return {name: rules[name] for name in self.options}
 
     def check_names(self, names: Sequence[str], beside: Sequence[str] = ()) -> None:
@@ -374,33 +351,3 @@ def registration(name: object) -> Registration:
             f"{', '.join(METHODS)}."
         )
     return METHODS[name]
-
-
-def _check_fields(instance: Any) -> None:
-    for name, rule in _rules(type(instance)).items():
-        check_option(name, getattr(instance, name), rule)
-
-
-def _rules(cls: type[Any]) -> dict[str, Rule]:
-    """Return the rule of each field of a dataclass, by its type."""
-    hints = get_type_hints(cls, include_extras=True)
-    return {each.name: _rule(hints[each.name]) for each in dataclasses.fields(cls)}
-
-
-_PLAIN: dict[Any, Rule] = {bool: Flag(), int: Whole(), float: Number(), str: Text()}
-
-
-def _rule(hint: Any) -> Rule:
-    origin = get_origin(hint)
-    if origin is Annotated:
-        rule: Rule = hint.__metadata__[0]
-        return rule
-    if origin is Literal:
-        return OneOf(get_args(hint))
-    if origin in (Union, UnionType):
-        kinds = [_rule(kind) for kind in get_args(hint) if kind is not NoneType]
-        one = kinds[0] if len(kinds) == 1 else Either(kinds)
-        return Maybe(one) if NoneType in get_args(hint) else one
-    if hint == Sequence[str]:
-        return ListOf(Text())
-    return _PLAIN.get(hint) or InstanceOf(origin or hint)
