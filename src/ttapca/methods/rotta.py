@@ -31,14 +31,7 @@ from ttapca.methods.method import (
 from ttapca.methods.views import STRONG, Forward, images_and_forward
 from ttapca.methods.weights import TaughtSteps, surprise_of, with_values
 from ttapca.spectral.stream import Stream
-from ttapca.support.norm_layers import (
-    by_running_statistics,
-    channel_moments,
-    is_plain,
-    moved_to_source,
-    normalised,
-    with_running_statistics,
-)
+from ttapca.support import norm_layers as norms
 from ttapca.support.outputs import Reads
 from ttapca.support.tensors import at_least_float32
 
@@ -171,7 +164,7 @@ class SlowStatistics(Surface):
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Take over every BatchNorm layer that has running statistics."""
         super().attach(model, stream)
-        layers = list(with_running_statistics(model).values())
+        layers = list(norms.with_running_statistics(model).values())
         refuse_replaced(layers)
         for number, layer in enumerate(layers):
             for who in ("student", "teacher"):
@@ -191,14 +184,14 @@ class SlowStatistics(Surface):
         known: Any = self.stream.now(name) or (layer.running_mean, layer.running_var)
         mean, var = (moment.to(x) for moment in known)
         if self.learns:
-            mean_here, var_here = channel_moments(x)
+            mean_here, var_here = norms.channel_moments(x)
             mean = torch.lerp(mean, mean_here, self.momentum)
             var = torch.lerp(var, var_here, self.momentum)
             self.stream.write(name, (mean.detach(), var.detach()))
-        if not is_plain(layer):
-            moved = moved_to_source(x, (mean, var), layer).to(given.dtype)
-            return by_running_statistics(layer, functools.partial(forward, moved))
-        return normalised(x, (mean, var), layer.weight, layer.bias, layer.eps).to(given.dtype)
+        if not norms.is_plain(layer):
+            moved = norms.moved_to_source(x, (mean, var), layer).to(given.dtype)
+            return norms.by_running_statistics(layer, functools.partial(forward, moved))
+        return norms.normalised(x, (mean, var), layer.weight, layer.bias, layer.eps).to(given.dtype)
 
 
 class MemorySteps(TaughtSteps):

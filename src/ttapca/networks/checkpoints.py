@@ -137,7 +137,13 @@ def packaged() -> dict[str, Path]:
 
 
 def packaged_filters() -> dict[str, Path]:
-    """Return the filters that ship with packaged networks, for `ttapca.load`: names and folders."""
+    """Return the filters that ship with packaged networks, for `ttapca.load`: names and folders.
+
+    Example:
+        >>> import ttapca
+        >>> ttapca.load(packaged_filters()["cifar10-resnet20"]).layer
+        'conv1'
+    """
     folders = sorted(_shipped().glob(f"*{FILTER_SUFFIX}"))
     return {path.name.removesuffix(FILTER_SUFFIX): path for path in folders}
 
