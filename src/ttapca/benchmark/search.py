@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from ttapca._checks import Whole, check_fields
+from ttapca._checks import Maybe, Whole, check_fields, check_option
 from ttapca.benchmark.plan import check_method_options
 from ttapca.errors import OptionError
 from ttapca.methods.method import registration
@@ -130,12 +130,6 @@ class SearchSpace:
         object.__setattr__(self, "options", checked)
 
     def _checked(self, name: str, values: Choices | Range) -> Choices | Range:
-        if name == "seed":
-            raise OptionError(
-                "A search chooses options that make a method better, and a seed is chance; found "
-                "`seed` among the options. Leave it out."
-            )
-
         def check(value: Any) -> None:
             check_method_options(self.method, {name: value}, "A search")
 
@@ -150,10 +144,7 @@ class SearchSpace:
                 "A range goes from a number above 0, if it is logarithmic, to a higher one; that "
                 f"of `{name}` goes from {values.low:g} to {values.high:g}."
             )
-        if values.points is not None and values.points < 1:
-            raise OptionError(
-                f"A grid of `{name}` must have at least one point; found {values.points}."
-            )
+        check_option("points", values.points, Maybe(Whole(1)))
         check(values.low)
         check(values.high)
         try:

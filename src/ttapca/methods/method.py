@@ -128,6 +128,11 @@ class Method:
             f"{', '.join(f'`{name}`' for name in others)}."
         )
 
+    def require(self, option: str, what: str) -> None:
+        """Raise `OptionError` if an option was not given that the method cannot do without."""
+        if getattr(self, option) is None:
+            raise OptionError(f"This method needs {what}; found none. Pass some as `{option}=`.")
+
     def refuse(self, option: str, because: str) -> None:
         """Raise `OptionError` if an option was given that would have no effect."""
         if getattr(self, option) is not None:
@@ -335,15 +340,11 @@ def register(
 
 def registration(name: object) -> Registration:
     """Return the method of this name; raise `OptionError`, with similar names, for no method."""
-    if isinstance(name, type) and issubclass(name, Method):
-        raise OptionError(
-            f"A method is given with its options, such as `{name.__name__}(...)`, or by its name; "
-            f"found the class `{name.__name__}` itself."
-        )
     if not isinstance(name, str):
+        found = f"the class `{name.__name__}`" if isinstance(name, type) else type(name).__name__
         raise OptionError(
             "A method is given by its name, such as `tent`, or with its options, such as "
-            f"`Tent(lr=0.01)`; found a {type(name).__name__}."
+            f"`Tent(lr=0.01)`; found {found}."
         )
     if name not in METHODS:
         raise OptionError(

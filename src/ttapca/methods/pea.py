@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ttapca.adaptation.optimisation import Predictor, Run
 from ttapca.adaptation.surfaces import Surface
 from ttapca.adaptation.surfaces.trainable import AroundForward
-from ttapca.errors import AttachError, LayerOutputError, NotEnoughDataError, OptionError
+from ttapca.errors import AttachError, LayerOutputError, NotEnoughDataError
 from ttapca.methods.method import PROBABILITIES, Assembly, Count, Method, Positive, Share, register
 from ttapca.methods.views import images_and_forward, refuse_pixels
 from ttapca.spectral.pca import Moments
@@ -91,11 +91,7 @@ class PEA(Method):
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        if self.source is None:
-            raise OptionError(
-                "`pea` needs source data to measure mean and covariance of features on; found "
-                "none. Pass unlabelled training images as `source=`."
-            )
+        self.require("source", "source data to measure mean and covariance of its features")
 
     def assemble(self) -> Assembly:
         """Return the alignment, and a predictor that passes each batch through twice."""
