@@ -14,7 +14,7 @@ from ttapca.datasets import cifar, sources
 from ttapca.datasets.reading import has_checksum
 from ttapca.errors import DataFormatError, DownloadError, SourceError, TtapcaError
 from ttapca.support.disk import check_space, locked, make_folder, recover, spare_name, staged_folder
-from ttapca.support.progress import Reporter, Silent
+from ttapca.support.progress import Reporter
 
 DOWNLOADS_FOLDER = ".downloads"
 State = Literal["verified", "partial", "generated", "damaged"]
@@ -65,7 +65,7 @@ def inspect(
     """Verify one data set in one layout."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     try:
-        state, detail = _judge(layout, folder, report or Silent())
+        state, detail = _judge(layout, folder, report or Reporter())
     except (TtapcaError, OSError) as error:
         state, detail = "damaged", str(error)
     return Holding(data_set.name, layout.title, folder, size, state, detail)
@@ -126,7 +126,7 @@ def fetch(data_set: sources.DataSet, root: Path, report: Reporter | None = None)
         >>> fetch(find_data_set("cifar10"), Path("data")).source  # doctest: +SKIP
         'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
     """
-    report = report or Silent()
+    report = report or Reporter()
     there = _already_there(data_set, root, report)  # before any writing: `root` may be read-only
     if there is not None:
         return Fetched(there, "already there", None)

@@ -29,6 +29,7 @@ OptimizerName = Literal["sgd", "adamw"]
 Count = Annotated[int, Whole(1, 10**6)]
 NotNegative = Annotated[float, Number(0)]
 BelowOne = Annotated[float, Number(0, below=1)]
+Percent = Annotated[float, Number(0, 100)]
 
 EVALUATION_BATCH = 500
 ONE_CYCLE_RISE = 0.3  # of the steps
@@ -134,13 +135,13 @@ def augment(images: Tensor, options: TrainingOptions, generator: torch.Generator
 class EpochRecord:
     """One line of the log; accuracies are in percent."""
 
-    epoch: int  # from 1 on
-    learning_rate: float  # of the last step
+    epoch: Count  # from 1 on
+    learning_rate: Annotated[float, Number(0, 1e6)]  # of the last step
     loss: float  # mean over the steps
-    train_accuracy: float  # on the augmented images, while training
-    rotation_accuracy: float | None  # of the rotation head on them; None without one
-    test_accuracy: float  # of the weights that would be delivered now
-    seconds: float
+    train_accuracy: Percent  # on the augmented images, while training
+    rotation_accuracy: Percent | None  # of the rotation head on them; None without one
+    test_accuracy: Percent  # of the weights that would be delivered now
+    seconds: NotNegative
 
 
 class Training:
