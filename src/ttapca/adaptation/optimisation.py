@@ -172,8 +172,7 @@ class Descent:
     def move(self, gradients: tuple[Tensor, ...]) -> None:
         """Take one step of the optimiser along these gradients.
 
-        Optimisers write into parameters and their state, so they are given copies: a step that is
-        cut off, or a batch that turns out broken, is undone by putting back the contents of before.
+        It writes into copies, so that a step is undone by putting back the contents of before.
         """
         state: defaultdict[Tensor, Any] = defaultdict(dict)
         for parameter, each in self._optimizer.state.items():

@@ -224,8 +224,7 @@ def _independent_in_block(
 def skew_of(counts: Tensor, shares: Tensor) -> float:
     """Return how surely classes, counted, were not drawn by these shares, from 0 to 1.
 
-    Chi squared is compared with a bound that chance exceeds as seldom as it begins an alarm, by the
-    cube root, which is about normal (Wilson and Hilferty, 1931).
+    The cube root of chi squared is about normal (Wilson and Hilferty, 1931).
     """
     seen, source = float(counts.sum()), shares.to(counts)
     if seen <= 0:

@@ -181,10 +181,7 @@ def _mean(values: Series) -> float:
 
 
 def comparisons(rows: Measurements) -> list[Comparison]:
-    """Sort results into comparisons, in the order in which their conditions first occur.
-
-    Clean images, which have no severity, join every comparison whose other conditions are the same.
-    """
+    """Sort results into comparisons; clean images join all whose other conditions are the same."""
     every = frame(rows)
     every = every.assign(error=every.error.where(every.status == "done"))
     groups = {

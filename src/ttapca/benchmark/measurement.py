@@ -90,8 +90,8 @@ def measure(
 ) -> list[Measured]:
     """Measure each cell of a unit: numbers, named as in `Outcome`, and an observation.
 
-    If corruptions take turns in one stream, updates are those of the whole stream. In `changing`,
-    only the last corruption is observed: the gains are for it.
+    If corruptions take turns, updates are those of the whole stream. In `changing`, only the last
+    one is observed: the gains are for it.
     """
     cell = unit.cells[0]
     labels = subject.source.clean.labels

@@ -90,8 +90,7 @@ def per_image_rule(images: int, error: float | None) -> rules.Rule:
 def reader(path: Path) -> sqlite3.Connection:
     """Open a file to read it, even in a folder that cannot be written to.
 
-    SQLite makes two files beside one in WAL mode. If it cannot, the file is opened as one that
-    never changes, which is right as long as no rows are waiting in the log beside it.
+    There SQLite can make no log beside it; as long as no rows wait in one, it never changes.
     """
     opened = connection(path)
     try:

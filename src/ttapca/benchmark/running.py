@@ -53,12 +53,10 @@ def run(
     engine: Engine | None = None,
     announce: bool = True,
 ) -> None:
-    """Run the units that are not in the file yet.
+    """Run the units that are not in the file yet; `command` returns the words that reproduce one.
 
-    A finished unit is written in one transaction, so a run that was killed at any moment can be
-    started again. A unit whose worker dies is tried again, and has failed after that. `command`
-    returns the words that reproduce a unit, to be kept with it; on other engines, rows come in
-    another order.
+    A finished unit is written in one transaction, so that a killed run goes on. A unit whose worker
+    dies is tried again, and has failed after that. On other engines rows come in another order.
     """
     reporter, engine = reporter or Reporter(), engine or SerialEngine()
 

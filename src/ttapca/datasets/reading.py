@@ -47,11 +47,7 @@ def check_split(split: str) -> None:
 
 @contextmanager
 def reading(path: Path, complaint: str = "cannot be read", advice: str = GET_IT) -> Iterator[None]:
-    """Turn whatever goes wrong while reading a file into one error that names the file.
-
-    Parsers of foreign formats fail in every way that Python knows: `struct.error`, `IndexError`,
-    `NotImplementedError`, ... The message is the path, the complaint, the reason and the advice.
-    """
+    """Turn whatever a parser of a foreign format raises into one error that names the file."""
     try:
         yield
     except (DataFormatError, ShapeError) as error:

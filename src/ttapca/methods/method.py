@@ -323,8 +323,7 @@ def register(
 ) -> Callable[[AnyMethod], AnyMethod]:
     """Give a method a name; see `Registration`.
 
-    The summary is by default the first paragraph of its docstring; `fixed` holds options that the
-    name sets and that cannot be changed, `preset` other defaults under this name.
+    `fixed` holds options that the name sets and that cannot be changed, `preset` other defaults.
     """
 
     def registered(method: AnyMethod) -> AnyMethod:

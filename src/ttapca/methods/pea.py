@@ -306,10 +306,7 @@ class TwoPasses(Predictor):
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """Return the paths of a network's blocks, or else of its normalisation layers.
-
-    A block is an entry of a container that has a normalisation layer inside, and no other block.
-    """
+    """Return the paths of a network's blocks, with a norm inside, or else of its norms."""
     entries = [
         f"{path}.{name}".lstrip(".")
         for path, container in model.named_modules()

@@ -150,10 +150,7 @@ class Memory:
 
 
 class SlowStatistics(Surface):
-    """BatchNorm with running statistics of the stream, one set for student and teacher each.
-
-    In a pass that learns, the statistics of its samples first move them by `momentum`.
-    """
+    """BatchNorm with running statistics for student and teacher, which passes that learn move."""
 
     def __init__(self, momentum: float) -> None:
         super().__init__()

@@ -153,8 +153,7 @@ def is_replaced(module: nn.Module) -> bool:
 def surely(run: Callable[[], Result], then: Callable[[], object]) -> Result:
     """Return what `run` returns, and call `then` afterwards, however `run` ends.
 
-    An interrupt may come even within `then`, so `then` is called twice: it must continue at the
-    point of the interrupt, and do nothing if all is done.
+    It is called twice, as an interrupt may come within: it must go on there, or do nothing.
     """
     try:
         try:

@@ -97,9 +97,7 @@ class InputCheck:
     """A hook that compares the inputs of a network with those of the fit.
 
     A sample is implausible if a value is farther from the middle of the source's range than eight
-    times its width, the root of the largest ratio of variances that is believed. It passes the
-    untouched network, and a stream counts it. The first one leads to a warning, as do images in
-    other units than those of the fit.
+    times its width. It passes the untouched network, a stream counts it, and there is a warning.
     """
 
     def __init__(
