@@ -299,6 +299,13 @@ def rules_of(cls: type[Any]) -> dict[str, Rule]:
     return {each.name: _rule(hints[each.name]) for each in fields(cls)}
 
 
+# Types of options, with the rules for their values.
+Positive = Annotated[float, Number(above=0)]
+NotNegative = Annotated[float, Number(0)]
+Share = Annotated[float, Number(0, 1)]
+BelowOne = Annotated[float, Number(0, below=1)]
+Count = Annotated[int, Whole(1)]
+Seed = Annotated[int, Whole(0)]
 _PLAIN: dict[Any, Rule] = {bool: Flag(), int: Whole(), float: Number(), str: Text()}
 
 

@@ -11,17 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Generator, Tensor
 
+from ttapca._checks import Count, Positive, Seed, Share
 from ttapca.adaptation.optimisation import GradientSteps, Run, log_predictions, mean_entropy
-from ttapca.methods.method import (
-    CLASSES,
-    Assembly,
-    Count,
-    GradientMethod,
-    Positive,
-    Seed,
-    Share,
-    register,
-)
+from ttapca.methods.method import CLASSES, Assembly, GradientMethod, register
 from ttapca.methods.sar import LAST_BLOCKS, affine_but
 from ttapca.methods.views import images_and_forward
 from ttapca.support.outputs import softmax_entropy

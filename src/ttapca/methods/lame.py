@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
+from ttapca._checks import Count
 from ttapca.adaptation.optimisation import Predictor, Run, log_predictions
 from ttapca.methods.method import (
     CLASSES,
     Assembly,
-    Count,
     Method,
     Statistics,
     register,

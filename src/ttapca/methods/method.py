@@ -20,9 +20,13 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-from ttapca._checks import Maybe, Number, OneOf, Rule, Whole, check_fields, check_option, rules_of
+from ttapca._checks import Count as Count
+from ttapca._checks import Maybe, OneOf, Rule, check_fields, check_option, rules_of
+from ttapca._checks import NotNegative as NotNegative
+from ttapca._checks import Positive as Positive
+from ttapca._checks import Share as Share
 from ttapca.adaptation.optimisation import DEFAULT_LEARNING_RATE, Logits, Predictor, adam
 from ttapca.adaptation.surfaces import BatchNormStatistics, SpectralGains, StreamStatistics, Surface
 from ttapca.adaptation.surfaces.filter_gains import known_classes
@@ -38,13 +42,6 @@ SourceNeed = Literal["model", "data", "training"]
 PROBABILITIES: tuple[OutputKind, ...] = ("multiclass", "binary", "multilabel")
 CLASSES: tuple[OutputKind, ...] = ("multiclass", "binary")
 NAMED_STATISTICS = {"source": 0.0, "batch": 1.0}
-
-# Types of options, with the rules for their values.
-Positive = Annotated[float, Number(above=0)]
-NotNegative = Annotated[float, Number(0)]
-Share = Annotated[float, Number(0, 1)]
-Count = Annotated[int, Whole(1)]
-Seed = Annotated[int, Whole(0)]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ttapca._checks import NotNegative, Share
 from ttapca.adaptation.optimisation import Predictor, Run
 from ttapca.adaptation.surfaces import Surface
 from ttapca.adaptation.surfaces.trainable import AroundForward
@@ -18,8 +19,6 @@ from ttapca.methods.method import (
     CLASSES,
     Assembly,
     Method,
-    NotNegative,
-    Share,
     Statistics,
     register,
     statistics_surfaces,

@@ -13,11 +13,12 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ttapca._checks import Count, Positive, Share
 from ttapca.adaptation.optimisation import Predictor, Run
 from ttapca.adaptation.surfaces import Surface
 from ttapca.adaptation.surfaces.trainable import AroundForward
 from ttapca.errors import AttachError, LayerOutputError, NotEnoughDataError
-from ttapca.methods.method import PROBABILITIES, Assembly, Count, Method, Positive, Share, register
+from ttapca.methods.method import PROBABILITIES, Assembly, Method, register
 from ttapca.methods.views import images_and_forward, refuse_pixels
 from ttapca.spectral.pca import Moments
 from ttapca.spectral.stream import Stream

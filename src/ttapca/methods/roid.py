@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor
 
-from ttapca._checks import Number
+from ttapca._checks import Number, Positive, Seed
 from ttapca.adaptation.optimisation import GradientSteps, Run, class_marginal, log_predictions
 from ttapca.adaptation.surfaces import NormAffine
 from ttapca.errors import ShapeError
-from ttapca.methods.method import CLASSES, Assembly, GradientMethod, Positive, Seed, register
+from ttapca.methods.method import CLASSES, Assembly, GradientMethod, register
 from ttapca.methods.slr import soft_likelihood_ratio
 from ttapca.methods.views import Jitter
 from ttapca.support.inputs import map_first_tensor

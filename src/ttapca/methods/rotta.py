@@ -13,21 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ttapca._checks import Count, NotNegative, Seed, Share
 from ttapca.adaptation.optimisation import Run, log_predictions
 from ttapca.adaptation.surfaces import NormAffine, Surface
 from ttapca.adaptation.surfaces.base import refuse_replaced
 from ttapca.adaptation.surfaces.trainable import AroundForward
 from ttapca.errors import OptionError, ShapeError
-from ttapca.methods.method import (
-    CLASSES,
-    Assembly,
-    Count,
-    GradientMethod,
-    NotNegative,
-    Seed,
-    Share,
-    register,
-)
+from ttapca.methods.method import CLASSES, Assembly, GradientMethod, register
 from ttapca.methods.views import STRONG, Forward, images_and_forward
 from ttapca.methods.weights import TaughtSteps, surprise_of, with_values
 from ttapca.spectral.stream import Stream

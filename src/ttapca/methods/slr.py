@@ -5,27 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from ttapca._checks import Number
+from ttapca._checks import BelowOne, Count, NotNegative, Positive, Seed
 from ttapca.adaptation.optimisation import GradientSteps, Logits, class_marginal, negative_entropy
 from ttapca.adaptation.surfaces import NormAffine, Surface
 from ttapca.adaptation.surfaces.trainable import AroundForward, has_surface
 from ttapca.errors import AttachError, ShapeError
-from ttapca.methods.method import (
-    CLASSES,
-    Assembly,
-    Count,
-    GradientMethod,
-    NotNegative,
-    Positive,
-    Seed,
-    register,
-)
+from ttapca.methods.method import CLASSES, Assembly, GradientMethod, register
 from ttapca.spectral.stream import ParameterValues, Stream
 from ttapca.support.inputs import map_first_tensor
 from ttapca.support.modules import device_and_dtype
@@ -34,7 +25,6 @@ from ttapca.support.outputs import log_softmax
 WIDTH = 16  # channels inside the residual network of an input transformation
 
 Likelihood = Literal["soft", "hard"]
-BelowOne = Annotated[float, Number(0, below=1)]
 
 
 @register("slr+it", paper="Mummadi et al. (2021, arXiv 2106.14999)")

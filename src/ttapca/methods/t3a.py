@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
+from ttapca._checks import Count
 from ttapca.adaptation.optimisation import Predictor, Run, log_predictions
 from ttapca.errors import AttachError, LayerOutputError
-from ttapca.methods.method import Assembly, Count, Method, Statistics, register, statistics_surfaces
+from ttapca.methods.method import Assembly, Method, Statistics, register, statistics_surfaces
 from ttapca.spectral.stream import Stream
 from ttapca.support.modules import caught_inputs, classifier_features, find_classifier, path_of
 from ttapca.support.outputs import Reads, softmax_entropy

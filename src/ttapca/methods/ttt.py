@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
+from ttapca._checks import Seed
 from ttapca.adaptation.optimisation import Logits, Run, Stepper, sgd
 from ttapca.adaptation.surfaces.trainable import Slot, Weights, all_parameters
 from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
-from ttapca.methods.method import Assembly, GradientMethod, Method, Seed, Statistics, register
+from ttapca.methods.method import Assembly, GradientMethod, Method, Statistics, register
 from ttapca.methods.views import Forward, images_and_forward
 from ttapca.support.modules import evaluation_mode, find_layer, stopped_at
 from ttapca.support.outputs import Reads

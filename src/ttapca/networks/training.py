@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from ttapca._checks import Number, Whole, check_fields
+from ttapca._checks import BelowOne, NotNegative, Number, Positive, Whole, check_fields
 from ttapca.datasets import Images
 from ttapca.errors import NotEnoughDataError, TrainingError
 from ttapca.networks.evaluation import Progress, evaluate
@@ -26,9 +26,7 @@ from ttapca.support.wrapping import temporary_patches
 
 ScheduleName = Literal["cosine", "one-cycle"]
 OptimizerName = Literal["sgd", "adamw"]
-Count = Annotated[int, Whole(1, 10**6)]
-NotNegative = Annotated[float, Number(0)]
-BelowOne = Annotated[float, Number(0, below=1)]
+Million = Annotated[int, Whole(1, 10**6)]
 Percent = Annotated[float, Number(0, 100)]
 
 EVALUATION_BATCH = 500
@@ -71,9 +69,9 @@ class TrainingOptions:
         0.9
     """
 
-    epochs: Count = 25
-    batch_size: Count = 128
-    peak: Annotated[float, Number(above=0)] = 0.2
+    epochs: Million = 25
+    batch_size: Million = 128
+    peak: Positive = 0.2
     optimizer: OptimizerName = "sgd"
     momentum: Annotated[float, Number(above=0, below=1)] = 0.9
     weight_decay: NotNegative = 5e-4
@@ -135,7 +133,7 @@ def augment(images: Tensor, options: TrainingOptions, generator: torch.Generator
 class EpochRecord:
     """One line of the log; accuracies are in percent."""
 
-    epoch: Count  # from 1 on
+    epoch: Million  # from 1 on
     learning_rate: Annotated[float, Number(0, 1e6)]  # of the last step
     loss: float  # mean over the steps
     train_accuracy: Percent  # on the augmented images, while training

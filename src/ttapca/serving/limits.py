@@ -7,12 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from ttapca._checks import Number, Whole, check_fields, check_option
+from ttapca._checks import Count, NotNegative, Number, Positive, Whole, check_fields, check_option
 from ttapca.datasets.pictures import MAX_PIXELS
 
 MEGABYTE = 1 << 20
-Count = Annotated[int, Whole(1)]
-Seconds = Annotated[float, Number(above=0)]
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class PoolLimits:
     """
 
     max_batch: Count = 64
-    max_wait: Annotated[float, Number(0)] = 0.002
+    max_wait: NotNegative = 0.002
     max_queue: Count = 1024
     max_images: Count = 256
     max_streams: Count = 100_000
@@ -53,8 +51,8 @@ class RequestLimits:
     # small file can hold a large picture.
     max_pixels: Annotated[int, Whole(1, MAX_PIXELS)] = MAX_PIXELS
     max_running: Count = 256  # requests that are worked on at once
-    body_seconds: Seconds = 10.0  # that a client may take to send its body
-    answer_seconds: Seconds = 30.0  # that a request may wait for its answer
+    body_seconds: Positive = 10.0  # that a client may take to send its body
+    answer_seconds: Positive = 30.0  # that a request may wait for its answer
 
     def __post_init__(self) -> None:
         """Check the values."""
