@@ -23,48 +23,26 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-if TYPE_CHECKING:
-    # Fit a filter and keep it
-    from ttapca.fitting.attachment import Attachment as Attachment
-    from ttapca.fitting.attachment import attach as attach
-    from ttapca.fitting.fitted_filter import FittedFilter as FittedFilter
-    from ttapca.fitting.fitted_filter import load as load
-    from ttapca.fitting.fit import fit as fit
-
-    # Adapt a model
-    from ttapca.adaptation.adapter import Adapter as Adapter
-    from ttapca.adaptation.adapter import detach as detach
-    from ttapca.adaptation.named_streams import NamedStream as NamedStream
+if TYPE_CHECKING:  # the names of `_NAMES`; a test keeps the two lists equal
+    from ttapca.adaptation.adapter import Adapter as Adapter, detach as detach
+    from ttapca.adaptation.explanation import Cost as Cost, Explanation as Explanation
+    from ttapca.adaptation.explanation import explain as explain, measure_cost as measure_cost
     from ttapca.adaptation.guards import CollapseGuard as CollapseGuard
-    from ttapca.methods.adapt import adapt as adapt
-
-    # Choose or write a method
-    from ttapca.adaptation.surfaces import BatchNormStatistics as BatchNormStatistics
-    from ttapca.adaptation.surfaces import SpectralGains as SpectralGains
-    from ttapca.adaptation.surfaces import Surface as Surface
-    from ttapca.methods import METHODS as METHODS
-    from ttapca.methods import Method as Method
-    from ttapca.methods import MethodName as MethodName
-    from ttapca.methods import Mixture as Mixture
-
-    # See what it does and what it costs
-    from ttapca.adaptation.explanation import Cost as Cost
-    from ttapca.adaptation.explanation import measure_cost as measure_cost
-    from ttapca.adaptation.explanation import Explanation as Explanation
-    from ttapca.adaptation.explanation import explain as explain
     from ttapca.adaptation.health import Health as Health
+    from ttapca.adaptation.named_streams import NamedStream as NamedStream
     from ttapca.adaptation.shift_alarm import ShiftAlarm as ShiftAlarm
-
-    # The mathematics alone
+    from ttapca.adaptation.surfaces import BatchNormStatistics as BatchNormStatistics
+    from ttapca.adaptation.surfaces import SpectralGains as SpectralGains, Surface as Surface
+    from ttapca.errors import TtapcaError as TtapcaError, TtapcaWarning as TtapcaWarning
+    from ttapca.fitting.attachment import Attachment as Attachment, attach as attach
+    from ttapca.fitting.fit import fit as fit
+    from ttapca.fitting.fitted_filter import FittedFilter as FittedFilter, load as load
+    from ttapca.methods import METHODS as METHODS, Method as Method
+    from ttapca.methods import MethodName as MethodName, Mixture as Mixture
+    from ttapca.methods.adapt import adapt as adapt
     from ttapca.spectral.filter import SpectralFilter as SpectralFilter
-    from ttapca.spectral.pca import PCA as PCA
-    from ttapca.spectral.pca import Moments as Moments
+    from ttapca.spectral.pca import PCA as PCA, Moments as Moments
 
-    # Errors and warnings
-    from ttapca.errors import TtapcaError as TtapcaError
-    from ttapca.errors import TtapcaWarning as TtapcaWarning
-
-# The same names for the interpreter; a test keeps the two lists equal.
 _NAMES = {
     # Fit a filter and keep it
     "fitting.fit": ("fit",),

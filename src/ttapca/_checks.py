@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints
 
 from ttapca.errors import OptionError, TtapcaError, did_you_mean
 
@@ -284,3 +285,41 @@ class Plain:
             rule._check(value, at)
         else:
             raise Broken(at, "a plain value, not nested too deep", shown(value))
+
+
+def check_fields(instance: Any) -> None:
+    """Raise `OptionError` unless the fields of a dataclass follow the rules of their types."""
+    for name, rule in rules_of(type(instance)).items():
+        check_option(name, getattr(instance, name), rule)
+
+
+def rules_of(cls: type[Any]) -> dict[str, Rule]:
+    """Return the rule of each field of a dataclass: `Annotated` with it, or that of its type."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {each.name: _rule(hints[each.name]) for each in fields(cls)}
+
+
+# Types of options, with the rules for their values.
+Positive = Annotated[float, Number(above=0)]
+NotNegative = Annotated[float, Number(0)]
+Share = Annotated[float, Number(0, 1)]
+BelowOne = Annotated[float, Number(0, below=1)]
+Count = Annotated[int, Whole(1)]
+Seed = Annotated[int, Whole(0)]
+_PLAIN: dict[Any, Rule] = {bool: Flag(), int: Whole(), float: Number(), str: Text()}
+
+
+def _rule(hint: Any) -> Rule:
+    origin = get_origin(hint)
+    if origin is Annotated:
+        rule: Rule = hint.__metadata__[0]
+        return rule
+    if origin is Literal:
+        return OneOf(get_args(hint))
+    if origin in (Union, UnionType):
+        kinds = [_rule(kind) for kind in get_args(hint) if kind is not NoneType]
+        one = kinds[0] if len(kinds) == 1 else Either(kinds)
+        return Maybe(one) if NoneType in get_args(hint) else one
+    if hint == Sequence[str]:
+        return ListOf(Text())
+    return _PLAIN.get(hint) or InstanceOf(origin or hint)

@@ -5,7 +5,7 @@ import torch
 
 import ttapca
 from oracles import images, small_convnet
-from ttapca.benchmark.real_time import RealTime
+from ttapca.benchmark.measurement import RealTime
 
 BATCH = images(12)
 

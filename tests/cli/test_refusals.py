@@ -150,7 +150,7 @@ CALLS = {
         ("tent", 2, "at least one option to choose; found none"),
         ("source --option lr=1", 2, "`source` has none that are plain values"),
         ("tent --option lr", 2, "--option takes NAME=V,V | NAME=LOW..HIGH[:log][:POINTS]"),
-        ("tent --option tent.lr=1", 2, "found `tent.lr=1`. Leave out `tent.`."),
+        ("tent --option tent.lr=1", 2, "`tent` has no option `tent.lr`"),
         ("tent --option lr=a..b", 2, "in numbers; found `a..b`"),
         ("tent --option lr=-1..1", 2, "must be a finite number above 0; found -1"),
         ("tent --option lr=1 --conditions fog:5", 2, "is; found fog:5. Take a severity below"),

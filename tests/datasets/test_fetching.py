@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from ttapca.datasets import fetch, fetching, find_data_set, inventory, load
+from ttapca.datasets import fetch, fetching, find_data_set, inventory, load, sources
 from ttapca.datasets.fetching import inspect
 from ttapca.datasets.sources import CIFAR10_C, DATA_SETS
 from ttapca.errors import DownloadError, OptionError, StorageError
@@ -98,7 +98,7 @@ def test_a_disk_that_refuses_ends_it_without_other_sources(tiny_set, server, tmp
     with pytest.raises(StorageError, match="MB are needed"):
         fetch(dataclasses.replace(tiny_set, archives=(huge,)), tmp_path / "root")
     assert server.requests == []
-    monkeypatch.setattr(fetching, "unpack", refuse)
+    monkeypatch.setattr(sources, "unpack", refuse)
     with pytest.raises(StorageError, match="Read-only file system"):
         fetch(dataclasses.replace(tiny_set, archives=tiny_set.archives * 2), tmp_path / "root")
     assert len(server.requests) == 1

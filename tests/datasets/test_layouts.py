@@ -86,7 +86,7 @@ def test_what_is_neither_a_name_nor_a_layout(tmp_path):
     with pytest.raises(DataFormatError, match="has no known layout: neither CIFAR"):
         load(tmp_path)
     (tmp_path / "a.csv").write_text("1,2")
-    with pytest.raises(DataFormatError, match=r"must be an `.npz`, or an `.npy` beside"):
+    with pytest.raises(DataFormatError, match=r"is an `.npz`, or an `.npy` beside"):
         load(tmp_path / "a.csv")
 
 

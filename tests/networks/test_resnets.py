@@ -149,7 +149,7 @@ FORWARD: dict[str, tuple[Recipe, Callable[[ByHand, Tensor], Tensor]]] = {
 def test_forward_passes_by_hand(name: str) -> None:
     recipe, by_hand = FORWARD[name]
     images = torch.rand(2, *SMALL, dtype=torch.float64)
-    network = randomised(LayeredNetwork(recipe, input_shape=SMALL))
+    network = randomised(LayeredNetwork(recipe, 10, "none", SMALL))
     torch.testing.assert_close(network(images), by_hand(ByHand(network), images))
 
 

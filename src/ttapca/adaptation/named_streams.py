@@ -123,11 +123,7 @@ class Streams:
         self.put(streams, current)
 
     def of_bytes(self, data: bytes, kind: str, name: str, device: torch.device) -> dict[str, Any]:
-        """Return the contents of a stream from `_to_bytes`, or from the file of a service.
-
-        They must have the kind of this adapter, and names and shapes as its streams; else raise
-        `SavedStreamError`. `name` is that of the file, for errors.
-        """
+        """Return the contents of a stream in a file of `_to_bytes` or a service, if they fit."""
         stream = self.stream
         saved = read_saved(data, kind, stream.start, name)
         like = stream.contents()

@@ -83,10 +83,7 @@ class Predictor:
     def predict_streams(
         self, run: RunSome, batch: StreamBatch
     ) -> tuple[Tensor, list[tuple[StreamBatch, int]]]:
-        """Return the logits for one batch of any streams, without gradient steps.
-
-        Return also, for each stream, the batch of its last pass and its number in that.
-        """
+        """Return the logits for a batch of any streams, and the last pass and place of each."""
         return run(None), [(batch, number) for number in range(len(batch.states))]
 
     def facts_in(self, state: StreamState) -> dict[str, Any]:
@@ -175,8 +172,7 @@ class Descent:
     def move(self, gradients: tuple[Tensor, ...]) -> None:
         """Take one step of the optimiser along these gradients.
 
-        Optimisers write into parameters and their state, so they are given copies: a step that is
-        cut off, or a batch that turns out broken, is undone by putting back the contents of before.
+        It writes into copies, so that a step is undone by putting back the contents of before.
         """
         state: defaultdict[Tensor, Any] = defaultdict(dict)
         for parameter, each in self._optimizer.state.items():
@@ -211,10 +207,7 @@ class Draws:
 
 
 class Stepper(Predictor):
-    """A predictor that takes gradient steps, and returns logits from before or after them.
-
-    Random draws are by `generator`, on the CPU, whose state belongs to a stream.
-    """
+    """A predictor that takes gradient steps; its `generator`, on the CPU, belongs to a stream."""
 
     fixed: ClassVar[tuple[str, ...]] = ("start",)
     needs_gradients = True
@@ -284,11 +277,9 @@ class Stepper(Predictor):
 
 
 class GradientSteps(Stepper):
-    """Lower an objective of the logits by gradient steps on each batch.
+    """Lower an objective of the logits, (batch, classes, ...), by gradient steps on each batch.
 
-    The objective is a scalar function of the logits, shape (batch, classes, ...); a single logit z
-    comes as two, 0 and z. One with running state names it in `keeps`. A method that needs more
-    overrides `loss`, `moved` or `output`.
+    An objective with running state names it in `keeps`.
     """
 
     def __init__(

@@ -80,11 +80,7 @@ class ShiftAlarm:
 
 
 class ShiftWatch:
-    """Looks at the batches of streams for an alarm; without one it looks at nothing.
-
-    It needs the closed-form gains of an adapter, which notice a shift. `shares` are those of each
-    class in the predictions for source data; None if unknown.
-    """
+    """Looks at batches for an alarm, if any, by closed-form gains and the source's class shares."""
 
     def __init__(
         self, alarm: ShiftAlarm | None, gains: Sequence[ClosedFormGain], shares: Tensor | None
@@ -101,11 +97,7 @@ class ShiftWatch:
 
     @torch.no_grad()
     def look(self, batch: StreamBatch, number: int, logits: Tensor | None) -> bool:
-        """Look at the images of a stream; return whether a shift began or ended.
-
-        The batch of its last pass, in which it has this number, takes the new state of the alarm.
-        Logits are None without classes that exclude each other.
-        """
+        """Look at images of a stream in its last pass; return whether a shift began or ended."""
         if self.alarm is None or batch.left_out:
             return False
         if any(gain.number not in batch.newer for gain in self._gains):
@@ -232,8 +224,7 @@ def _independent_in_block(
 def skew_of(counts: Tensor, shares: Tensor) -> float:
     """Return how surely classes, counted, were not drawn by these shares, from 0 to 1.
 
-    Chi squared is compared with a bound that chance exceeds as seldom as it begins an alarm, by the
-    cube root, which is about normal (Wilson and Hilferty, 1931).
+    The cube root of chi squared is about normal (Wilson and Hilferty, 1931).
     """
     seen, source = float(counts.sum()), shares.to(counts)
     if seen <= 0:

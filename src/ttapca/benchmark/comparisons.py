@@ -156,10 +156,7 @@ class Comparison:
         return dict(zip(tallies, found, strict=True))
 
     def tallies(self, *names: str) -> dict[int, ImageTally]:
-        """Return how often each line was wrong on each image, in seeds with all corruptions.
-
-        Empty if it is not known for some line which images were right: ttapca 0.1 measured it.
-        """
+        """Return how often each line was wrong on each image; empty if unknown for some line."""
         whole = self._whole(names or self.corruptions)
         if (whole.correct == b"").any():
             return {}
@@ -184,10 +181,7 @@ def _mean(values: Series) -> float:
 
 
 def comparisons(rows: Measurements) -> list[Comparison]:
-    """Sort results into comparisons, in the order in which their conditions first occur.
-
-    Clean images, which have no severity, join every comparison whose other conditions are the same.
-    """
+    """Sort results into comparisons; clean images join all whose other conditions are the same."""
     every = frame(rows)
     every = every.assign(error=every.error.where(every.status == "done"))
     groups = {

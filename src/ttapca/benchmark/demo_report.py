@@ -30,18 +30,6 @@ MOST_REPAIRED = 2  # images of a corruption
 def demo_tables(rows: Measurements) -> list[ResultTable]:
     """Return a table for corrupted images in batches, one for single images, one for clean ones."""
     every = frame(rows)
-    return [*error_tables(every[every.corruption != CLEAN]), _clean_table(every)]
-
-
-def mean_errors(rows: Measurements) -> DataFrame:
-    """Return the mean error of each method in percent; the index is `(setting, is clean)`."""
-    every = frame(rows)
-    clean = (every.corruption == CLEAN).rename("clean")
-    means = every.groupby(["setting", clean, "method"]).error.mean().unstack("method")
-    return means[every.method.unique()].sort_index(ascending=[False, True])
-
-
-def _clean_table(every: DataFrame) -> ResultTable:
     means = mean_errors(every).xs(True, level="clean").reindex(list(STREAMS))
     lines = []
     for setting, errors in means.iterrows():
@@ -50,7 +38,16 @@ def _clean_table(every: DataFrame) -> ResultTable:
         lines.append((Value(STREAMS[str(setting)]), *values))
     first = every.iloc[0]
     title = f"{first.model} on {first.data}, clean images, {first.images:,} images"
-    return ResultTable(title, ("", *means.columns), tuple(lines))
+    clean = ResultTable(title, ("", *means.columns), tuple(lines))
+    return [*error_tables(every[every.corruption != CLEAN]), clean]
+
+
+def mean_errors(rows: Measurements) -> DataFrame:
+    """Return the mean error of each method in percent; the index is `(setting, is clean)`."""
+    every = frame(rows)
+    clean = (every.corruption == CLEAN).rename("clean")
+    means = every.groupby(["setting", clean, "method"]).error.mean().unstack("method")
+    return means[every.method.unique()].sort_index(ascending=[False, True])
 
 
 def line_to_remember(rows: Measurements) -> str:
@@ -83,10 +80,7 @@ class RepairedImage:
 
 
 def repaired_images(cells: Iterable[Cell], subject: Subject) -> list[RepairedImage]:
-    """Return images that the untouched network gets wrong and a method gets right.
-
-    Of the first corruption of each family, the first ones in the first batch of the stream.
-    """
+    """Return images that a method repairs, of the first corruption of each family."""
     chosen: dict[str, Cell] = {}
     for cell in cells:
         if cell.corruption != CLEAN:

@@ -23,10 +23,7 @@ _MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in r"\|*_`<>[]"} | {"\n": 
 
 
 def export(rows: Measurements, form: str) -> str:
-    """Write results as text: `csv` or `json` for all rows, `markdown` for the tables.
-
-    Which images were predicted right is in `json` only, in hexadecimal digits.
-    """
+    """Write results as text: `csv` or `json` for all rows, `markdown` for the tables."""
     check_option("format", form, OneOf(FORMATS))
     if form == "markdown":
         every = comparisons(rows)

@@ -64,10 +64,7 @@ class ReportFigure:
 
 
 def figures(rows: Measurements, observations: Sequence[Observation] = ()) -> list[ReportFigure]:
-    """Draw every figure for which there are results; the second of a kind has `-2` after its name.
-
-    Spectra and gains are drawn from the observations of the same file.
-    """
+    """Draw every figure for which there are results; the second of a kind has `-2` in its name."""
     import matplotlib as mpl
 
     every = frame(rows)

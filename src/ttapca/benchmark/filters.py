@@ -20,7 +20,7 @@ from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.plan import RouteChoice
 from ttapca.support.disk import make_folder, queued
 from ttapca.support.outputs import OutputKind
-from ttapca.support.progress import Reporter, Silent, Steps
+from ttapca.support.progress import Reporter, Steps
 
 FIT_BATCH = 250  # images
 
@@ -58,12 +58,11 @@ def usual_fit(
     reporter: Reporter | None = None,
     engine: Engine | None = None,
 ) -> FittedFilter:
-    """Fit a filter with a number of components, or the usual number: all cosines, else the paper's.
+    """Fit a filter with so many components; by default all cosines, else the paper's number.
 
-    A `principal` filter is for a method of the paper: it has no cosines unless images are too large
-    or too few.
+    A `principal` filter, for a method of the paper, has cosines only if images are large or few.
     """
-    progress = Steps(reporter or Silent(), f"fitting {layer}")
+    progress = Steps(reporter or Reporter(), f"fitting {layer}")
     options: dict[str, Any] = {"route": route, "outputs": outputs, "engine": engine}
 
     def fit(count: int | None) -> FittedFilter:
@@ -94,7 +93,7 @@ def kept_filter(
 
     def waiting(holder: str) -> None:
         text = f"another process fits this filter ({holder}); waiting for it to end"
-        (reporter or Silent()).note(text)
+        (reporter or Reporter()).note(text)
 
     if not folder.exists():
         parent, is_new = folder.parent, not folder.parent.exists()

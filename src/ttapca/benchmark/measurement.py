@@ -6,6 +6,7 @@ import io
 import json
 import os
 import platform
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,6 @@ from torch import Tensor
 from ttapca import __version__
 from ttapca.adaptation.adapter import Adapter
 from ttapca.benchmark.plan import Unit
-from ttapca.benchmark.real_time import RealTime
 from ttapca.benchmark.rows import Cell, Observation, Outcome, Row
 from ttapca.benchmark.streams import FORGETTING, segments
 from ttapca.benchmark.subject import Subject
@@ -90,8 +90,8 @@ def measure(
 ) -> list[Measured]:
     """Measure each cell of a unit: numbers, named as in `Outcome`, and an observation.
 
-    If corruptions take turns in one stream, updates are those of the whole stream. In `changing`,
-    only the last corruption is observed: the gains are for it.
+    If corruptions take turns, updates are those of the whole stream. In `changing`, only the last
+    one is observed: the gains are for it.
     """
     cell = unit.cells[0]
     labels = subject.source.clean.labels
@@ -125,6 +125,42 @@ def measure(
                     observation = observe(own_cell, adapter, subject, images, segment[own])
                 found.append((values, observation))
     return found
+
+
+class RealTime:
+    """Predicts batches that arrive as fast as the untouched network can predict them.
+
+    A batch waits for the adapter until the next one arrives; if the adapter is still busy then, the
+    untouched network predicts the batch, and the adapter never sees it. A method that takes k times
+    as long as the network so adapts to one batch in k. After Alfarra et al. (ICML 2024,
+    https://arxiv.org/abs/2304.04795), where a late batch is not kept waiting.
+    """
+
+    def __init__(self, adapter: Adapter, clock: Callable[[], float] = time.process_time) -> None:
+        self.adapter, self.clock = adapter, clock
+        self.arrived = self.busy_until = 0.0  # seconds of the stream
+        self.batches = self.adapted = 0
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the logits for the batch that arrives now."""
+        start = self.clock()
+        with self.adapter.disabled():
+            logits: Tensor = self.adapter(images)
+        period = self.clock() - start
+        self.batches += 1
+        if self.busy_until <= self.arrived + period:
+            start = self.clock()
+            logits = self.adapter(images)
+            took = self.clock() - start
+            self.busy_until = max(self.busy_until, self.arrived) + took
+            self.adapted += 1
+        self.arrived += period
+        return logits
+
+    @property
+    def share(self) -> float:
+        """The share of batches that the adapter saw, in percent."""
+        return 100 * self.adapted / self.batches
 
 
 @contextmanager
@@ -217,11 +253,7 @@ def _filter_input(subject: Subject, fitted: FittedFilter, images: Images) -> Ten
 def undo_normalisation(
     subject: Subject, images: Tensor, samples: Tensor
 ) -> Callable[[Tensor], NDArray[np.uint8]] | None:
-    """Return a function from samples to pixels; None if these are no images, normalised or not.
-
-    `samples` are the input of a layer for images in [0, 1] of shape (batch, channels, height,
-    width).
-    """
+    """Return a function to pixels from samples, a layer's input for images; None if unknown."""
     if samples.shape != images.shape or samples.shape[1] not in (1, 3):
         return None
     shift, scale = torch.zeros(1), torch.ones(1)

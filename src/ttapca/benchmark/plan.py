@@ -9,21 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from ttapca._checks import (
-    Flag,
-    ListOf,
-    Maybe,
-    Number,
-    OneOf,
-    Plain,
-    Record,
-    Rule,
-    Text,
-    Whole,
-    conform,
-)
+from ttapca import _checks as rules
+from ttapca._checks import ListOf, OneOf, Record, Text, Whole, conform
 from ttapca.adaptation.guards import GuardAction
 from ttapca.benchmark import paper
 from ttapca.benchmark.rows import AMONG, CLEAN, JOINT, SETTINGS, Cell, Setting
@@ -39,7 +28,11 @@ from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded
 RECOMMENDED = "wiener"  # compared by default, beside the methods of the paper
 MOST_MEASUREMENTS = 100_000  # a day and a night, at a second each
 # Options that a plan has for a method beside its own.
-BESIDE: dict[str, Rule] = {"filter": Flag(), "guard": OneOf(get_args(GuardAction))}
+BESIDE: dict[str, rules.Rule] = {"filter": rules.Flag(), "guard": OneOf(get_args(GuardAction))}
+
+Names = Annotated[tuple[str, ...], ListOf(Text(), 1)]
+Severities = Annotated[tuple[int, ...], ListOf(Whole(SEVERITIES[0], SEVERITIES[-1]), 1)]
+Options = Mapping[str, Mapping[str, Any]]  # of methods
 
 
 @dataclass(frozen=True)
@@ -77,22 +70,24 @@ class Plan:
 
     model: str | None = None
     data: str = "cifar10"
-    methods: tuple[str, ...] = (*paper.METHODS, RECOMMENDED)
-    corruptions: tuple[str, ...] = ("standard",)
-    severities: tuple[int, ...] = (paper.SEVERITY,)
-    settings: tuple[Setting, ...] = ("episodic", "online")
-    batch_sizes: tuple[int, ...] = (paper.BATCH_SIZE,)
-    seeds: tuple[int, ...] = (0,)
-    steps: tuple[int, ...] = ()
-    lr: float | None = None
-    components: tuple[int, ...] = ()
+    methods: Names = (*paper.METHODS, RECOMMENDED)
+    corruptions: Names = ("standard",)
+    severities: Severities = (paper.SEVERITY,)
+    settings: Annotated[tuple[Setting, ...], ListOf(OneOf(SETTINGS), 1)] = ("episodic", "online")
+    batch_sizes: Annotated[tuple[int, ...], ListOf(Whole(1, 10**6), 1)] = (paper.BATCH_SIZE,)
+    seeds: Annotated[tuple[int, ...], ListOf(Whole(0), 1)] = (0,)
+    steps: Annotated[tuple[int, ...], ListOf(Whole(1, 10**6))] = ()
+    lr: Annotated[float, rules.Number(above=0, high=1e9)] | None = None
+    components: Annotated[tuple[int, ...], ListOf(Whole(1, 10**9))] = ()
     layer: str | None = None
     route: RouteChoice = "auto"
     outputs: EvaluatedKind | None = None
-    images: int | None = None
+    images: Annotated[int, Whole(1, 10**9)] | None = None
     corrupted: str | None = None
     corruption_seed: int = 0
-    method: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    method: Annotated[Options, Record(others=Record(others=rules.Plain()))] = field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         """Turn lists into tuples, and refuse wrong values before any work is done."""
@@ -142,29 +137,7 @@ class Plan:
         )
 
 
-_NAME = Text(1000)
-SCHEMA = Record(
-    optional={
-        "model": Maybe(_NAME),
-        "data": _NAME,
-        "methods": ListOf(_NAME, 1),
-        "corruptions": ListOf(_NAME, 1),
-        "severities": ListOf(Whole(SEVERITIES[0], SEVERITIES[-1]), 1),
-        "settings": ListOf(OneOf(SETTINGS), 1),
-        "batch_sizes": ListOf(Whole(1, 10**6), 1),
-        "seeds": ListOf(Whole(0), 1),
-        "steps": ListOf(Whole(1, 10**6)),
-        "lr": Maybe(Number(above=0, high=1e9)),
-        "components": ListOf(Whole(1, 10**9)),
-        "layer": Maybe(_NAME),
-        "route": OneOf(get_args(RouteChoice)),
-        "outputs": Maybe(OneOf(get_args(EvaluatedKind))),
-        "images": Maybe(Whole(1, 10**9)),
-        "corrupted": Maybe(_NAME),
-        "corruption_seed": Whole(0),
-        "method": Record(others=Record(others=Plain())),
-    }
-)
+SCHEMA = Record(optional=rules.rules_of(Plan))
 NAMES = tuple(SCHEMA.optional)
 
 
@@ -282,10 +255,7 @@ def expand(plan: Plan, subject: Subject) -> list[Unit]:
 def units_of(
     plan: Plan, subject: Subject, settings: Sequence[Setting], stream: Sequence[Condition]
 ) -> list[Unit]:
-    """Return the units of a plan for one stream of conditions, in some of its settings.
-
-    `stream` has the conditions that share an adaptation: one, unless the settings join several.
-    """
+    """Return the units of a plan for conditions that share an adaptation, in some settings."""
     rank, fitted = paper.COMPONENTS, subject.fitted
     if fitted is not None:  # all cosines: they cost nothing, and noise shows in the last of them
         every = fitted.n_components_
@@ -369,6 +339,6 @@ def check_method_options(method: str, options: Mapping[str, Any], where: str = "
         raise OptionError(f"`guard` would have no effect: `{method}` learns nothing.")
     if "seed" in options:
         raise OptionError(f"The seed of `{method}` is that of the plan: give `seeds` instead.")
-    rules = {**found.rules, **BESIDE}
+    known = {**found.rules, **BESIDE}
     for name, value in options.items():
-        conform(value, rules[name], where, OptionError, at=f"method.{method}.{name}")
+        conform(value, known[name], where, OptionError, at=f"method.{method}.{name}")

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ttapca._checks import Record, Rule, Text, conform, shown
 from ttapca.benchmark import results_layout as layout
@@ -22,7 +22,7 @@ from ttapca.support.disk import queued
 from ttapca.support.parsing import parse_json
 
 
-class Results:
+class Results(AbstractContextManager["Results"]):
     """A file of results.
 
     Args:
@@ -54,10 +54,6 @@ class Results:
         except BaseException:
             self._connection.close()
             raise
-
-    def __enter__(self) -> Self:
-        """Return the results themselves."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close the file."""

@@ -11,20 +11,7 @@ import sqlite3
 from pathlib import Path
 from typing import get_args
 
-from ttapca._checks import (
-    Blob,
-    ListOf,
-    Maybe,
-    Measured,
-    Number,
-    OneOf,
-    Plain,
-    Record,
-    Rule,
-    Such,
-    Text,
-    Whole,
-)
+from ttapca import _checks as rules
 from ttapca.benchmark.rows import SETTINGS, Cell, Outcome, Status
 from ttapca.errors import StorageError
 
@@ -36,16 +23,16 @@ BUSY_SECONDS = 30  # a reader may hold the file for a moment
 
 # By the type of a field: its column, and the rule for its values. Names of methods, corruptions and
 # data may be of another version.
-_NUMBERS = ListOf(Measured(), 0, 10_000_000)
-COLUMNS: dict[str, tuple[str, Rule]] = {
-    "str": ("TEXT NOT NULL", Text(100_000)),
-    "Setting": ("TEXT NOT NULL", OneOf(SETTINGS)),
-    "Status": ("TEXT NOT NULL", OneOf(get_args(Status))),
-    "int": ("INTEGER NOT NULL", Whole(0)),
-    "float": ("REAL NOT NULL", Number(0)),
-    "float | None": ("REAL", Maybe(Number())),
+_NUMBERS = rules.ListOf(rules.Measured(), 0, 10_000_000)
+COLUMNS: dict[str, tuple[str, rules.Rule]] = {
+    "str": ("TEXT NOT NULL", rules.Text(100_000)),
+    "Setting": ("TEXT NOT NULL", rules.OneOf(SETTINGS)),
+    "Status": ("TEXT NOT NULL", rules.OneOf(get_args(Status))),
+    "int": ("INTEGER NOT NULL", rules.Whole(0)),
+    "float": ("REAL NOT NULL", rules.Number(0)),
+    "float | None": ("REAL", rules.Maybe(rules.Number())),
     "tuple[float, ...]": ("TEXT NOT NULL", _NUMBERS),
-    "dict[str, str]": ("TEXT NOT NULL", Record(others=Text(10_000))),
+    "dict[str, str]": ("TEXT NOT NULL", rules.Record(others=rules.Text(10_000))),
 }
 KEY = {field.name: str(field.type) for field in dataclasses.fields(Cell)}
 CORRECT = "correct"  # the field of `Outcome` that has a table of its own
@@ -56,13 +43,13 @@ SEQUENCES = [name for name, kind in MEASURED.items() if kind.startswith("tuple")
 AS_JSON = [*SEQUENCES, *(name for name, kind in MEASURED.items() if kind.startswith("dict"))]
 SPECTRA = ("source_spectrum", "test_spectrum", "gains")
 STAGES = ("before", "after")
-_PERCENT = Maybe(Number(0, 101))  # with room for rounding
-CELL = {name: COLUMNS[kind][1] for name, kind in KEY.items()} | {"severity": Whole(0, 5)}
+_PERCENT = rules.Maybe(rules.Number(0, 101))  # with room for rounding
+CELL = {name: COLUMNS[kind][1] for name, kind in KEY.items()} | {"severity": rules.Whole(0, 5)}
 OUTCOME = {name: COLUMNS[kind][1] for name, kind in MEASURED.items()}
 OUTCOME |= dict.fromkeys(("error", "calibration_error"), _PERCENT)
-OPTIONS: dict[str, Rule] = {"options": Record(others=Plain())}
-OBSERVATION: dict[str, Rule] = dict.fromkeys(SPECTRA, _NUMBERS)
-PICTURE: dict[str, Rule] = {"stage": OneOf(STAGES), "png": Blob(10_000_000)}
+OPTIONS: dict[str, rules.Rule] = {"options": rules.Record(others=rules.Plain())}
+OBSERVATION: dict[str, rules.Rule] = dict.fromkeys(SPECTRA, _NUMBERS)
+PICTURE: dict[str, rules.Rule] = {"stage": rules.OneOf(STAGES), "png": rules.Blob(10_000_000)}
 REFERENCE = "REFERENCES results (id) ON DELETE CASCADE"
 _FIRST_SCHEMA = (
     "CREATE TABLE results ( id INTEGER PRIMARY KEY, "
@@ -87,7 +74,7 @@ SCHEMAS = {  # by layout
 }
 
 
-def per_image_rule(images: int, error: float | None) -> Rule:
+def per_image_rule(images: int, error: float | None) -> rules.Rule:
     """Return the rule for the bits of a measurement: one for each image, and the same error."""
 
     def holds(bits: bytes) -> bool:
@@ -97,14 +84,13 @@ def per_image_rule(images: int, error: float | None) -> Rule:
         return abs(100 * wrong - error * images) < 1e-6 * images
 
     words = f"a bit for each of {images:,} images, with an error of {error} %"
-    return Such(Blob(LONGEST_VALUE), holds, words)
+    return rules.Such(rules.Blob(LONGEST_VALUE), holds, words)
 
 
 def reader(path: Path) -> sqlite3.Connection:
     """Open a file to read it, even in a folder that cannot be written to.
 
-    SQLite makes two files beside one in WAL mode. If it cannot, the file is opened as one that
-    never changes, which is right as long as no rows are waiting in the log beside it.
+    There SQLite can make no log beside it; as long as no rows wait in one, it never changes.
     """
     opened = connection(path)
     try:

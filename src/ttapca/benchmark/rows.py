@@ -95,10 +95,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Observation:
-    """Spectrum, gains and pictures of a filter during one measurement.
-
-    Spectra are standard deviations of the components, largest first.
-    """
+    """Spectra (standard deviations, largest first), gains and pictures of a filter at work."""
 
     cell: Cell
     source_spectrum: tuple[float, ...]
@@ -110,11 +107,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The content that a name in a `Cell` stands for, in one file of results.
-
-    A folder may get other content, and another may have its name: a `Cell` has the last part of a
-    path.
-    """
+    """The content that a name in a `Cell`, such as the end of a path, stands for in a file."""
 
     key: str  # the name, with all else by which a `Cell` tells such things apart
     images: int  # 0 if it is no set of images

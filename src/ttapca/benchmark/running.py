@@ -26,7 +26,7 @@ from ttapca.benchmark.subject import Condition, ImageCache, ImageSource, Subject
 from ttapca.engines import Engine, Finished, Lost, SerialEngine
 from ttapca.engines.artifacts import Artifact, folder_beside, write_artifact
 from ttapca.support.disk import make_folder
-from ttapca.support.progress import Reporter, Silent, counted
+from ttapca.support.progress import Reporter, counted
 
 MOST_INTERLEAVED = 8  # conditions; the images of two more are kept, on the disk of the workers
 _one_at_a_time = Lock()  # a network has one method on it; a worker of dask may have many threads
@@ -53,14 +53,12 @@ def run(
     engine: Engine | None = None,
     announce: bool = True,
 ) -> None:
-    """Run the units that are not in the file yet.
+    """Run the units that are not in the file yet; `command` returns the words that reproduce one.
 
-    A finished unit is written in one transaction, so a run that was killed at any moment can be
-    started again. A unit whose worker dies is tried again, and has failed after that. `command`
-    returns the words that reproduce a unit, to be kept with it; on other engines, rows come in
-    another order.
+    A finished unit is written in one transaction, so that a killed run goes on. A unit whose worker
+    dies is tried again, and has failed after that. On other engines rows come in another order.
     """
-    reporter, engine = reporter or Silent(), engine or SerialEngine()
+    reporter, engine = reporter or Reporter(), engine or SerialEngine()
 
     def waiting(holder: str) -> None:
         reporter.note(f"another run fills the file of results ({holder}); waiting for it to end")

@@ -9,11 +9,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from ttapca._checks import Maybe, OneOf, Whole, check_option
+from ttapca._checks import Maybe, Whole, check_fields, check_option
 from ttapca.benchmark.plan import check_method_options
 from ttapca.errors import OptionError
 from ttapca.methods.method import registration
@@ -130,12 +130,6 @@ class SearchSpace:
         object.__setattr__(self, "options", checked)
 
     def _checked(self, name: str, values: Choices | Range) -> Choices | Range:
-        if name == "seed":
-            raise OptionError(
-                "A search chooses options that make a method better, and a seed is chance; found "
-                "`seed` among the options. Leave it out."
-            )
-
         def check(value: Any) -> None:
             check_method_options(self.method, {name: value}, "A search")
 
@@ -150,10 +144,7 @@ class SearchSpace:
                 "A range goes from a number above 0, if it is logarithmic, to a higher one; that "
                 f"of `{name}` goes from {values.low:g} to {values.high:g}."
             )
-        if values.points is not None and values.points < 1:
-            raise OptionError(
-                f"A grid of `{name}` must have at least one point; found {values.points}."
-            )
+        check_option("points", values.points, Maybe(Whole(1)))
         check(values.low)
         check(values.high)
         try:
@@ -186,14 +177,13 @@ class Search:
     """How values are chosen; `docs/tuning.md` has a table of the samplers."""
 
     sampler: SamplerName | None = None  # by default a grid if the space has one, else `tpe`
-    trials: int | None = None  # 30 by default; a grid has all combinations
-    seed: int = 0
+    # 30 by default; a grid has all combinations.
+    trials: Annotated[int, Whole(1, 100_000)] | None = None
+    seed: Annotated[int, Whole(0, 2**32 - 1)] = 0
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_option("sampler", self.sampler, Maybe(OneOf(get_args(SamplerName))))
-        check_option("trials", self.trials, Maybe(Whole(1, 100_000)))
-        check_option("seed", self.seed, Whole(0, 2**32 - 1))
+        check_fields(self)
 
 
 @dataclass(frozen=True)

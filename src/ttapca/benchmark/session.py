@@ -39,7 +39,7 @@ from ttapca.networks.external import is_factory, is_hub_name
 from ttapca.networks.network import ImageNetwork
 from ttapca.networks.source import NetworkSource, option_words
 from ttapca.spectral.basis import Dense
-from ttapca.support.progress import Reporter, Silent
+from ttapca.support.progress import Reporter
 
 TRAINING = ", training images"  # in `Cell.data`, after the name of a data set
 SOURCE_IMAGES = 2000  # that `eata` learns from, as in its paper, and `pea` measures
@@ -76,7 +76,7 @@ class Benchmark:
     folder: Path | str | None = None
     size: int | None = None
     shorter_side: int | None = None
-    reporter: Reporter = field(default_factory=Silent)
+    reporter: Reporter = field(default_factory=Reporter)
     split: Split = "test"
     _read: dict[Split, Images] = field(default_factory=dict, init=False, repr=False)
 

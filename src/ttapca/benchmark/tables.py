@@ -298,10 +298,7 @@ def _interval_notes(comparison: Comparison) -> list[str]:
 
 
 def difference_table(comparison: Comparison) -> ResultTable | None:
-    """Return the differences of mean errors: to the lowest, to `bn` and to the untouched network.
-
-    None with fewer than two methods, or if rows do not say which images were predicted right.
-    """
+    """Return differences of mean errors to the lowest, `bn` and the untouched network, if known."""
     ranked, lines = comparison.standings(), comparison.lines
     if len(ranked) < 2:
         return None

@@ -265,10 +265,7 @@ class _TuningRun:
         return replace(trial, score=trial.mean + self.tuning.clean_weight * harm)
 
     def _command(self, unit: Unit) -> list[str]:
-        """Return the words of a search that measures a unit.
-
-        For clean images and the source, which all searches have, any condition or options will do.
-        """
+        """Return the words of a search that measures a unit; of what all have, any will do."""
         bench, cell = self.tuning.benchmark, unit.cells[0]
         options = self._options[unit] or self.tuning.space.first()
         name, severity = unit.conditions[0]

@@ -89,11 +89,7 @@ def _half_width(values: NDArray[np.float64]) -> float:
 
 
 def sign_flip_p(differences: NDArray[np.int64]) -> float:
-    """Return how often random signs make the sum of whole numbers at least as large: a p-value.
-
-    The distribution of the sum over all signs is the inverse Fourier transform of a product of
-    cosines.
-    """
+    """Return how often random signs make the sum of whole numbers at least as large: a p-value."""
     from scipy.fft import irfft, next_fast_len
 
     sizes, total = np.abs(differences), abs(int(differences.sum()))

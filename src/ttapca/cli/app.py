@@ -13,7 +13,7 @@ import typer
 from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
-from ttapca import __version__
+from ttapca import __version__, errors
 from ttapca.cli import (
     bench,
     data,
@@ -28,27 +28,17 @@ from ttapca.cli import (
     tune,
 )
 from ttapca.cli.console import on_the_command_line
-from ttapca.errors import (
-    DataNotFoundError,
-    FilterExistsError,
-    LayerNotFoundError,
-    NotEnoughDataError,
-    OptionError,
-    TtapcaError,
-    TtapcaWarning,
-    refused_memory,
-)
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 # The call makes no sense or names something that does not exist: running it again cannot help.
 # `NotEnoughDataError` too: more images, components or larger batches were asked for than there are.
 USAGE_ERRORS = (
-    OptionError,
-    LayerNotFoundError,
-    DataNotFoundError,
-    FilterExistsError,
-    NotEnoughDataError,
+    errors.OptionError,
+    errors.LayerNotFoundError,
+    errors.DataNotFoundError,
+    errors.FilterExistsError,
+    errors.NotEnoughDataError,
 )
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -149,7 +139,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _plainly(warnings.showwarning)
             app(arguments)
-    except TtapcaError as error:
+    except errors.TtapcaError as error:
         code = USAGE if isinstance(error, USAGE_ERRORS) else FAILED
         return _end(f"error: {on_the_command_line(str(error))}", code)
     except KeyboardInterrupt:
@@ -162,7 +152,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         place = f": {error.filename}" if error.filename is not None else ""  # none for a stream
         return _end(f"error: {error.strerror or error}{place}", FAILED)
     except (MemoryError, RuntimeError) as error:
-        refused = refused_memory(error)
+        refused = errors.refused_memory(error)
         if refused is None:
             raise
         advice = "Use fewer or smaller images, smaller batches, or close other programs."
@@ -180,7 +170,7 @@ def _plainly(others: Callable[..., None]) -> Callable[..., None]:
     """Show warnings of the library as sentences, without the line of code they come from."""
 
     def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-        if issubclass(category, TtapcaWarning):
+        if issubclass(category, errors.TtapcaWarning):
             sys.stderr.write(f"warning: {on_the_command_line(str(message))}\n")
         else:
             others(message, category, *rest)

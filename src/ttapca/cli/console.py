@@ -29,6 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ttapca.support.parsing import finite
+from ttapca.support.progress import Reporter
 
 if TYPE_CHECKING:
     from ttapca.benchmark.tables import ResultTable, Value
@@ -41,7 +42,7 @@ def print_json(content: object) -> None:
     typer.echo(json.dumps(finite(content), indent=2, allow_nan=False))
 
 
-class ConsoleReporter:
+class ConsoleReporter(Reporter):
     """A `Reporter` for people: bars on a terminal, cleared at the end, and notes everywhere.
 
     Each note starts with `title`. With `lines`, a finished task with facts leaves a line. After

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer import Option
@@ -51,12 +51,10 @@ def evaluate(
     Without --filter, packaged networks get the one that ships, if any.
     """
     import ttapca
-    from ttapca._checks import Maybe, OneOf, check_option
     from ttapca.datasets import TensorBatches
     from ttapca.methods.method import registration
-    from ttapca.networks.evaluation import EvaluatedKind, predict_all
+    from ttapca.networks.evaluation import predict_all
 
-    check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
     source = network.source()
     shipped = source.shipped_filter if registration(method).method.needs_filter else None
     folder = filter or shipped

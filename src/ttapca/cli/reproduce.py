@@ -159,10 +159,7 @@ def _place(name: str, folder: Path | None) -> Path | None:
 
 
 def _run_and_report(benchmark: Benchmark, to: Path, **how: Any) -> None:
-    """Run a benchmark in a folder as `run_benchmark` does, print its tables and write its report.
-
-    If a measurement failed, the report says why, and the exit code is 1.
-    """
+    """Run a benchmark in a folder as `run_benchmark` does, print its tables, write its report."""
     from ttapca.benchmark.tables import error_tables
 
     make_folder(to)

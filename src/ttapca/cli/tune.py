@@ -63,7 +63,7 @@ class SearchOptions:
         texts = arguments.method_options(self.option, f"{OPTION}, such as lr=1e-4..1e-1:log")
         return Tuning(
             benchmark,
-            SearchSpace(method, {name: _values(name, text) for name, text in texts.items()}),
+            SearchSpace(method, {name: _values(text) for name, text in texts.items()}),
             Search(sampler, self.trials, seed),
             CONDITIONS if words is None else read_conditions(words),
             self.clean_weight,
@@ -152,15 +152,10 @@ def tune(
     exit_if_failed(failed, "" if retry_failed else f"tune: {counted(failed, 'trial')} failed")
 
 
-def _values(name: str, text: str) -> Choices | Range:
+def _values(text: str) -> Choices | Range:
     """Return the values of an option that may be tried."""
     from ttapca.benchmark.search import Choices, Range
 
-    if "." in name:
-        raise OptionError(
-            f"--option takes {OPTION}, options of the one METHOD; found `{name}={text}`. Leave out "
-            f"`{name.rpartition('.')[0]}.`."
-        )
     if (found := RANGE.fullmatch(text)) is None:
         try:
             values = tomllib.loads(f"values = [{text}]")["values"]

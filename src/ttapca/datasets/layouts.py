@@ -9,18 +9,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ttapca.datasets.cifar import (
-    BINARY_VERSIONS,
-    CHANNELS,
-    CIFAR10_CLASSES,
-    LABELS_FILE,
-    PYTHON_VERSIONS,
-    SIDE,
-    corruptions_in,
-    read_cifar_binary,
-    read_cifar_c,
-    read_cifar_python,
-)
+from ttapca.datasets import cifar
 from ttapca.datasets.images import Images
 from ttapca.datasets.pictures import (
     PictureSize,
@@ -92,7 +81,7 @@ def load(
             f"Data sets: {', '.join(known)}."
         )
     folder = path.parent if path.suffix == ".npy" else path
-    if (folder / LABELS_FILE).is_file():
+    if (folder / cifar.LABELS_FILE).is_file():
         _check_no_size(path, pictures)
         if path != folder and corruption not in (None, path.stem):
             raise OptionError(
@@ -105,16 +94,16 @@ def load(
         if corruption is None or severity is None:
             raise OptionError(
                 f"{folder} has the CIFAR-C layout: give `corruption=` and `severity=`. "
-                f"Corruptions: {', '.join(corruptions_in(folder)) or 'none'}."
+                f"Corruptions: {', '.join(cifar.corruptions_in(folder)) or 'none'}."
             )
-        return read_cifar_c(folder, corruption, severity)
+        return cifar.read_cifar_c(folder, corruption, severity)
     _check_clean(path, corruption, severity)
     if path.suffix == ".npz" and path.is_file():
         _check_no_size(path, pictures)
         return read_npz(path)
     if path.is_file():
         raise DataFormatError(
-            f"A file of images must be an `.npz`, or an `.npy` beside `{LABELS_FILE}`; not {path}."
+            f"A file of images is an `.npz`, or an `.npy` beside `{cifar.LABELS_FILE}`; not {path}."
         )
     return _load_folder(path, split, pictures)
 
@@ -152,11 +141,11 @@ def _named_folder(data_set: DataSet, root: Path | str | None) -> Path:
 
 
 def _load_folder(folder: Path, split: Split, size: PictureSize) -> Images:
-    versions = (*BINARY_VERSIONS, *PYTHON_VERSIONS)
+    versions = (*cifar.BINARY_VERSIONS, *cifar.PYTHON_VERSIONS)
     if any(version.is_in(folder) for version in versions):
         _check_no_size(folder, size)
-        binary = any(version.is_in(folder) for version in BINARY_VERSIONS)
-        return (read_cifar_binary if binary else read_cifar_python)(folder, split)
+        binary = any(version.is_in(folder) for version in cifar.BINARY_VERSIONS)
+        return (cifar.read_cifar_binary if binary else cifar.read_cifar_python)(folder, split)
     inner = [each.folder for each in versions if each.is_in(folder / each.folder)]
     if len(inner) > 1:
         raise OptionError(
@@ -252,6 +241,8 @@ def read_cifar10_500(split: Split = "test") -> Images:
         )
     facts = json.loads((SHIPPED_FOLDER / f"{CIFAR10_500}.json").read_text())
     sheet = read_picture(SHIPPED_FOLDER / f"{CIFAR10_500}.png")  # (rows x 32, columns x 32, 3)
-    tiles = sheet.reshape(-1, SIDE, SHEET_COLUMNS, SIDE, CHANNELS).swapaxes(1, 2)
-    pixels = np.ascontiguousarray(tiles).reshape(-1, SIDE, SIDE, CHANNELS)
-    return make_images(SHIPPED_FOLDER, pixels, np.array(facts["labels"], np.int64), CIFAR10_CLASSES)
+    tiles = sheet.reshape(-1, cifar.SIDE, SHEET_COLUMNS, cifar.SIDE, cifar.CHANNELS).swapaxes(1, 2)
+    pixels = np.ascontiguousarray(tiles).reshape(-1, cifar.SIDE, cifar.SIDE, cifar.CHANNELS)
+    return make_images(
+        SHIPPED_FOLDER, pixels, np.array(facts["labels"], np.int64), cifar.CIFAR10_CLASSES
+    )

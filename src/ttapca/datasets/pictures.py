@@ -33,13 +33,7 @@ NUMBERED = re.compile(r"(\d{1,9})[_-](.+)")  # 0007_n01514668_cock
 
 @dataclass(frozen=True)
 class PictureSize:
-    """How pictures are brought to one size: `size` and `shorter_side` of `load`.
-
-    Example:
-        >>> from PIL import Image
-        >>> PictureSize(224, shorter_side=256).of(Image.new("RGB", (500, 375))).size
-        (224, 224)
-    """
+    """How pictures are brought to one size: `size` and `shorter_side` of `load`."""
 
     size: int | tuple[int, int] | None = None
     shorter_side: int | None = None
@@ -148,10 +142,7 @@ def pictures_in(folder: Path) -> list[Path]:
 
 
 def _numbered(folder: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...] | None]:
-    """Return the pictures of a folder with the class numbers in their names, and the class names.
-
-    If every class has one picture, the rest of its name is the name of the class.
-    """
+    """Return pictures with the classes in their names, and class names if each has one picture."""
     paths: list[tuple[Path, int]] = []
     names: dict[int, str] = {}
     for path in pictures_in(folder):
@@ -181,10 +172,7 @@ def read_picture(path: Path, size: PictureSize | None = None) -> NDArray[np.uint
 
 
 def open_picture(content: bytes, formats: tuple[str, ...] = PICTURE_FORMATS) -> Image:
-    """Open a picture that is in memory: only its header is read, and its size is checked.
-
-    Pillow raises all kinds of errors for damaged pictures; `reading` makes one of them.
-    """
+    """Open a picture in memory, inside `reading`: its header is read, and its size is checked."""
     from PIL import Image, UnidentifiedImageError
 
     try:

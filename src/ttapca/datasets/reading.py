@@ -47,11 +47,7 @@ def check_split(split: str) -> None:
 
 @contextmanager
 def reading(path: Path, complaint: str = "cannot be read", advice: str = GET_IT) -> Iterator[None]:
-    """Turn whatever goes wrong while reading a file into one error that names the file.
-
-    Parsers of foreign formats fail in every way that Python knows: `struct.error`, `IndexError`,
-    `NotImplementedError`, ... The message is the path, the complaint, the reason and the advice.
-    """
+    """Turn whatever a parser of a foreign format raises into one error that names the file."""
     try:
         yield
     except (DataFormatError, ShapeError) as error:
@@ -119,10 +115,7 @@ def map_npy(path: Path) -> NDArray[Any]:
 
 
 def parse_npy(content: bytes) -> NDArray[Any]:
-    """Return the array of an `.npy` in memory: a read-only view of the bytes.
-
-    Parsers fail in many ways; call it inside `reading`.
-    """
+    """Return the array of an `.npy` in memory, a view of the bytes; call it inside `reading`."""
     header = _read_header(content[:HEADER_BYTES], len(content))
     if header.offset + header.size != len(content):
         raise ValueError("it is longer than its array")

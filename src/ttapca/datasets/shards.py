@@ -158,8 +158,7 @@ def _read_file(path: Path, size: PictureSize) -> Sample:
 def _tar_samples(path: Path, size: PictureSize) -> Iterator[Callable[[], Sample]]:
     """Yield a reader of each sample of a WebDataset tar file; only headers are read at once.
 
-    A sample is files whose names differ in their endings only: `00017.jpg` (another picture, or an
-    array, `.npy`), and the number of its class as text, `00017.cls`. Other endings are skipped.
+    A sample is a picture or array and its class, `00017.jpg` and `00017.cls`.
     """
     advice = "It must be a plain tar file, not a compressed one."
     with reading(path, "is not a readable tar file", advice), path.open("rb") as file:

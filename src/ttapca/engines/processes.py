@@ -32,10 +32,7 @@ THREAD_VARIABLES = (
 
 
 class JoblibEngine:
-    """Does several tasks at the same time, in `jobs` processes of this machine.
-
-    A task whose process dies is tried once again. Each process gets its share of the cores.
-    """
+    """Does tasks in `jobs` processes of this machine; if its process dies, one is tried again."""
 
     remote = True
 

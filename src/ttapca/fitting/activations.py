@@ -306,10 +306,7 @@ class SourceActivations:
         positions: Positions = ALL,
         name: str = "",
     ) -> Iterator[Tensor]:
-        """Yield the activations of every batch at the layer, shape (batch, *shape).
-
-        Statistics other than moments are added to `into`, which is None in later passes.
-        """
+        """Yield the activations of every batch, (batch, *shape); other statistics go `into`."""
         read = rows = 0
         for number, batch in enumerate(self._progress(self._data)):
             where = f"batch {number}{f' of {name}' if name else ''}"

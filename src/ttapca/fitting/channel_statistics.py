@@ -96,10 +96,7 @@ class SourceChannels:
     def measure(
         self, inputs: ModelInputs, sums: ChannelSums, weights: Tensor | None = None
     ) -> Tensor | None:
-        """Add a batch of source images with weights of shape (images,), 1 by default.
-
-        Return their class probabilities, (images, classes); None if the model predicts none.
-        """
+        """Add a batch of weighted images; return probabilities, (images, classes), if there are."""
         images = len(inputs.first)
         weights = torch.ones(images, dtype=torch.float64) if weights is None else weights
         batch = ChannelSums(images)

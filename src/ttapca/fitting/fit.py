@@ -102,19 +102,8 @@ def fit(
         >>> fit(model, "0", images, n_components=20)
         FittedFilter(layer='0', 20 components, 50 samples, folded (1, 8, 8) -> (4, 8, 8))
     """
-    with _planned(
-        model,
-        layer,
-        data,
-        n_components,
-        progress=progress,
-        prepare=prepare,
-        logits=logits,
-        outputs=outputs,
-        route=route,
-        engine=engine,
-        groups=groups,
-    ) as (reader, source, plan):
+    asked = (progress, prepare, logits, outputs, route, engine, groups)
+    with _planned(model, layer, data, n_components, *asked) as (reader, source, plan):
         source.tell("plan", plan)
         task = FitTask(source, n_components, generator, route == plan.route, groups)
         if plan.route in SAMPLED:
@@ -186,7 +175,6 @@ def _planned(
     layer: str,
     data: Iterable[Any] | Tensor,
     n_components: int | float | None,
-    *,
     progress: Progress | None = None,
     prepare: Prepare | None = None,
     logits: Callable[[Any], Tensor] | None = None,

@@ -22,10 +22,7 @@ MOST_CHANNELS = 64
 
 
 class InputRange(NamedTuple):
-    """Range, mean and standard deviation of the inputs of a network, shape (channels,) each.
-
-    Samples other than images of shape (C, H, W) have one number of each.
-    """
+    """Range, mean and deviation of a network's inputs, (channels,); (1,) if these are no images."""
 
     low: Tensor
     high: Tensor
@@ -43,11 +40,7 @@ class InputRange(NamedTuple):
         return f"mean {float(mean):.3g} and range {float(low):.3g} to {float(high):.3g}"
 
     def beyond(self, samples: Tensor) -> Tensor:
-        """Return by how many widths of the range each sample leaves it, shape (batch,).
-
-        NaN or infinity for a sample that holds NaN or infinity. For other channels than the
-        source's, the range over all channels counts.
-        """
+        """Return by how many widths of the range each sample leaves it, shape (batch,)."""
         values = at_least_float32(samples)
         values = values.flatten(2) if values.dim() == 4 else values.flatten(1)[:, None]
         low, high = (each.to(values) for each in (self.low, self.high))

@@ -93,10 +93,7 @@ KEPT_NUMBERS = 2**23  # of all of them together, at most
 
 
 class KeptInputs:
-    """The first samples of some blocks of the data, evenly distributed over all blocks.
-
-    A block is a batch as it is usually read. Positions alone decide which are kept.
-    """
+    """The first samples of some blocks (usual batches) of the data, chosen by positions alone."""
 
     def __init__(self, block: int, numbers: int) -> None:
         self._block = block

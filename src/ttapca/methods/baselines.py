@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from ttapca._checks import NotNegative, Share
 from ttapca.adaptation.optimisation import Entropy, GradientSteps, mean_entropy
 from ttapca.adaptation.surfaces import BatchNormStatistics, NormAffine
 from ttapca.errors import OptionError
-from ttapca.methods.method import Assembly, GradientMethod, Method, NotNegative, Share, register
+from ttapca.methods.method import Assembly, GradientMethod, Method, register
 
 
 @register("source")

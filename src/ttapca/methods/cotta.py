@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttapca._checks import Count, Seed, Share
 from ttapca.adaptation.optimisation import Run
 from ttapca.adaptation.surfaces.trainable import Weights, all_parameters
-from ttapca.methods.method import Assembly, Count, GradientMethod, Seed, Share, register
+from ttapca.methods.method import Assembly, GradientMethod, register
 from ttapca.methods.views import STRONG, STRONG_COLOURS, Forward, images_and_forward
 from ttapca.methods.weights import TaughtSteps, surprise_of, with_values
 

@@ -11,17 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Generator, Tensor
 
+from ttapca._checks import Count, Positive, Seed, Share
 from ttapca.adaptation.optimisation import GradientSteps, Run, log_predictions, mean_entropy
-from ttapca.methods.method import (
-    CLASSES,
-    Assembly,
-    Count,
-    GradientMethod,
-    Positive,
-    Seed,
-    Share,
-    register,
-)
+from ttapca.methods.method import CLASSES, Assembly, GradientMethod, register
 from ttapca.methods.sar import LAST_BLOCKS, affine_but
 from ttapca.methods.views import images_and_forward
 from ttapca.support.outputs import softmax_entropy
@@ -103,15 +95,7 @@ class ShapeSteps(GradientSteps):
 
 
 def shuffled_patches(images: Tensor, patches: int, generator: Generator) -> Tensor:
-    """Return images cut into patches x patches, each with its own random order of them.
-
-    Sides that cannot be divided are made smaller first, and larger again after.
-
-    Example:
-        >>> image = torch.arange(4.0).view(1, 1, 2, 2)
-        >>> shuffled_patches(image, 2, torch.Generator().manual_seed(1)).flatten().tolist()
-        [1.0, 2.0, 3.0, 0.0]
-    """
+    """Return images cut into patches x patches, each with its own random order of them."""
     count, channels, *sides = images.shape
     patches = min(patches, *sides)
     height, width = (side // patches for side in sides)

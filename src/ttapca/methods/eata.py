@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
+from ttapca._checks import Positive
 from ttapca.adaptation.optimisation import (
     ENTROPIES,
     MOMENTUM,
@@ -24,7 +25,7 @@ from ttapca.adaptation.optimisation import (
 )
 from ttapca.adaptation.surfaces import NormAffine
 from ttapca.errors import NonFiniteError, NotEnoughDataError
-from ttapca.methods.method import CLASSES, Assembly, GradientMethod, Positive, register
+from ttapca.methods.method import CLASSES, Assembly, GradientMethod, register
 from ttapca.support.inputs import SourceData, source_batches
 from ttapca.support.modules import evaluation_mode
 from ttapca.support.outputs import Outputs, log_softmax
@@ -160,8 +161,7 @@ def fisher_information(
 ) -> list[Tensor]:
     """Return the diagonal of the Fisher information: mean squared gradients of log-likelihoods.
 
-    As in the official code the labels are the model's own predictions, and the gradient is that of
-    a batch's mean.
+    As in the official code labels are predictions, and the gradient is that of a batch's mean.
     """
     total = [torch.zeros_like(parameter) for parameter in parameters]
     count = 0

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
+from ttapca._checks import Count
 from ttapca.adaptation.optimisation import Predictor, Run, log_predictions
 from ttapca.methods.method import (
     CLASSES,
     Assembly,
-    Count,
     Method,
     Statistics,
     register,
@@ -89,11 +89,7 @@ class LaplacianCorrection(Predictor):
         self._classifier = find_classifier(model, self.options.classifier)
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
-        """Return corrected log-probabilities, shape (batch, classes).
-
-        A batch of one has no neighbours, and a batch that is not finite has no distances: both keep
-        the network's own prediction.
-        """
+        """Return corrected log-probabilities, (batch, classes); its own for a single sample."""
         with caught_inputs(self._classifier) as caught:
             logits = run(*inputs, **options)
         own = log_predictions(logits).to(logits.dtype)

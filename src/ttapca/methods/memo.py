@@ -10,17 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ttapca._checks import Count, Positive, Seed
 from ttapca.adaptation.optimisation import Logits, Run, Stepper, sgd
 from ttapca.adaptation.surfaces.trainable import Weights, all_parameters
-from ttapca.methods.method import (
-    Assembly,
-    Count,
-    GradientMethod,
-    Positive,
-    Seed,
-    Statistics,
-    register,
-)
+from ttapca.methods.method import Assembly, GradientMethod, Statistics, register
 from ttapca.methods.views import Forward, images_and_forward, mixed_views, refuse_pixels
 from ttapca.methods.weights import put_back
 from ttapca.support.outputs import log_softmax

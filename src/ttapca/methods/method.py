@@ -20,32 +20,13 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-from ttapca._checks import (
-    Either,
-    Flag,
-    InstanceOf,
-    ListOf,
-    Maybe,
-    Number,
-    OneOf,
-    Rule,
-    Text,
-    Whole,
-    check_option,
-)
+from ttapca._checks import Count as Count
+from ttapca._checks import Maybe, OneOf, Rule, check_fields, check_option, rules_of
+from ttapca._checks import NotNegative as NotNegative
+from ttapca._checks import Positive as Positive
+from ttapca._checks import Share as Share
 from ttapca.adaptation.optimisation import DEFAULT_LEARNING_RATE, Logits, Predictor, adam
 from ttapca.adaptation.surfaces import BatchNormStatistics, SpectralGains, StreamStatistics, Surface
 from ttapca.adaptation.surfaces.filter_gains import known_classes
@@ -61,13 +42,6 @@ SourceNeed = Literal["model", "data", "training"]
 PROBABILITIES: tuple[OutputKind, ...] = ("multiclass", "binary", "multilabel")
 CLASSES: tuple[OutputKind, ...] = ("multiclass", "binary")
 NAMED_STATISTICS = {"source": 0.0, "batch": 1.0}
-
-# Types of options, with the rules for their values.
-Positive = Annotated[float, Number(above=0)]
-NotNegative = Annotated[float, Number(0)]
-Share = Annotated[float, Number(0, 1)]
-Count = Annotated[int, Whole(1)]
-Seed = Annotated[int, Whole(0)]
 
 
 @dataclass(frozen=True)
@@ -100,7 +74,7 @@ class Mixture:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _check_fields(self)
+        check_fields(self)
 
 
 Statistics = Literal["source", "batch", "mixed"] | Share | Mixture
@@ -133,7 +107,7 @@ class Method:
 
     def __post_init__(self) -> None:
         """Check the values of all options."""
-        _check_fields(self)
+        check_fields(self)
 
     def assemble(self) -> Assembly:
         """Return surfaces and predictor, to be put on one model."""
@@ -150,6 +124,11 @@ class Method:
             f'found `outputs="{kind}"`. Choose a method that serves these: '
             f"{', '.join(f'`{name}`' for name in others)}."
         )
+
+    def require(self, option: str, what: str) -> None:
+        """Raise `OptionError` if an option was not given that the method cannot do without."""
+        if getattr(self, option) is None:
+            raise OptionError(f"This method needs {what}; found none. Pass some as `{option}=`.")
 
     def refuse(self, option: str, because: str) -> None:
         """Raise `OptionError` if an option was given that would have no effect."""
@@ -303,7 +282,7 @@ class Registration:
     @property
     def rules(self) -> dict[str, Rule]:
         """The rule for the value of each option."""
-        rules = _rules(self.method)
+        rules = rules_of(self.method)
         return {name: rules[name] for name in self.options}
 
     def check_names(self, names: Sequence[str], beside: Sequence[str] = ()) -> None:
@@ -341,8 +320,7 @@ def register(
 ) -> Callable[[AnyMethod], AnyMethod]:
     """Give a method a name; see `Registration`.
 
-    The summary is by default the first paragraph of its docstring; `fixed` holds options that the
-    name sets and that cannot be changed, `preset` other defaults under this name.
+    `fixed` holds options that the name sets and that cannot be changed, `preset` other defaults.
     """
 
     def registered(method: AnyMethod) -> AnyMethod:
@@ -358,15 +336,11 @@ def register(
 
 def registration(name: object) -> Registration:
     """Return the method of this name; raise `OptionError`, with similar names, for no method."""
-    if isinstance(name, type) and issubclass(name, Method):
-        raise OptionError(
-            f"A method is given with its options, such as `{name.__name__}(...)`, or by its name; "
-            f"found the class `{name.__name__}` itself."
-        )
     if not isinstance(name, str):
+        found = f"the class `{name.__name__}`" if isinstance(name, type) else type(name).__name__
         raise OptionError(
             "A method is given by its name, such as `tent`, or with its options, such as "
-            f"`Tent(lr=0.01)`; found a {type(name).__name__}."
+            f"`Tent(lr=0.01)`; found {found}."
         )
     if name not in METHODS:
         raise OptionError(
@@ -374,33 +348,3 @@ def registration(name: object) -> Registration:
             f"{', '.join(METHODS)}."
         )
     return METHODS[name]
-
-
-def _check_fields(instance: Any) -> None:
-    for name, rule in _rules(type(instance)).items():
-        check_option(name, getattr(instance, name), rule)
-
-
-def _rules(cls: type[Any]) -> dict[str, Rule]:
-    """Return the rule of each field of a dataclass, by its type."""
-    hints = get_type_hints(cls, include_extras=True)
-    return {each.name: _rule(hints[each.name]) for each in dataclasses.fields(cls)}
-
-
-_PLAIN: dict[Any, Rule] = {bool: Flag(), int: Whole(), float: Number(), str: Text()}
-
-
-def _rule(hint: Any) -> Rule:
-    origin = get_origin(hint)
-    if origin is Annotated:
-        rule: Rule = hint.__metadata__[0]
-        return rule
-    if origin is Literal:
-        return OneOf(get_args(hint))
-    if origin in (Union, UnionType):
-        kinds = [_rule(kind) for kind in get_args(hint) if kind is not NoneType]
-        one = kinds[0] if len(kinds) == 1 else Either(kinds)
-        return Maybe(one) if NoneType in get_args(hint) else one
-    if hint == Sequence[str]:
-        return ListOf(Text())
-    return _PLAIN.get(hint) or InstanceOf(origin or hint)

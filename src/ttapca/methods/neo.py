@@ -10,28 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ttapca._checks import NotNegative, Share
 from ttapca.adaptation.optimisation import Predictor, Run
 from ttapca.adaptation.surfaces import Surface
 from ttapca.adaptation.surfaces.trainable import AroundForward
-from ttapca.errors import LayerOutputError, NotEnoughDataError, OptionError
+from ttapca.errors import LayerOutputError, NotEnoughDataError
 from ttapca.methods.method import (
     CLASSES,
     Assembly,
     Method,
-    NotNegative,
-    Share,
     Statistics,
     register,
     statistics_surfaces,
 )
 from ttapca.spectral.stream import Stream
 from ttapca.support.inputs import SourceData, source_batches
-from ttapca.support.modules import (
-    caught_inputs,
-    evaluation_mode,
-    find_classifier,
-    path_of,
-)
+from ttapca.support.modules import caught_inputs, evaluation_mode, find_classifier, path_of
 from ttapca.support.outputs import Reads
 from ttapca.support.tensors import at_least_float32
 
@@ -73,10 +67,7 @@ class NEO(Method):
 
 
 class CentredFeatures(Surface):
-    """Takes the mean of the stream from the classifier's input.
-
-    A pass outside of an adapter's call uses the mean as it is, and adds nothing to it.
-    """
+    """Takes the mean of the stream from the classifier's input; only an adapter's calls move it."""
 
     def __init__(self, options: NEO | FOAShift) -> None:
         super().__init__()
@@ -183,22 +174,17 @@ class FOAShift(Method):
 
     def assemble(self) -> Assembly:
         """Return features that are moved; nothing learns."""
-        if self.source is None:
-            raise OptionError(
-                "`foa-shift` needs source data to measure the mean of its features; found none. "
-                "Pass some of the data that the model was trained on as `source=`."
-            )
-        moved = ShiftedFeatures(self, self.source)
+        self.require("source", "source data to measure the mean of its features")
+        moved = ShiftedFeatures(self)
         return Assembly([*statistics_surfaces(self.statistics), moved], CentredPass(moved))
 
 
 class ShiftedFeatures(CentredFeatures):
     """Moves the classifier's input towards its mean on the source; see `FOAShift`."""
 
-    def __init__(self, options: FOAShift, source: SourceData) -> None:
+    def __init__(self, options: FOAShift) -> None:
         super().__init__(options)
-        self.strength = options.strength
-        self._source: SourceData | None = source
+        self.strength, self._source = options.strength, options.source
         self.register_buffer("source_mean", None)
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:

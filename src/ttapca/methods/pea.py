@@ -13,11 +13,12 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ttapca._checks import Count, Positive, Share
 from ttapca.adaptation.optimisation import Predictor, Run
 from ttapca.adaptation.surfaces import Surface
 from ttapca.adaptation.surfaces.trainable import AroundForward
-from ttapca.errors import AttachError, LayerOutputError, NotEnoughDataError, OptionError
-from ttapca.methods.method import PROBABILITIES, Assembly, Count, Method, Positive, Share, register
+from ttapca.errors import AttachError, LayerOutputError, NotEnoughDataError
+from ttapca.methods.method import PROBABILITIES, Assembly, Method, register
 from ttapca.methods.views import images_and_forward, refuse_pixels
 from ttapca.spectral.pca import Moments
 from ttapca.spectral.stream import Stream
@@ -91,11 +92,7 @@ class PEA(Method):
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        if self.source is None:
-            raise OptionError(
-                "`pea` needs source data to measure mean and covariance of features on; found "
-                "none. Pass unlabelled training images as `source=`."
-            )
+        self.require("source", "source data to measure mean and covariance of its features")
 
     def assemble(self) -> Assembly:
         """Return the alignment, and a predictor that passes each batch through twice."""
@@ -104,10 +101,7 @@ class PEA(Method):
 
 
 class Alignment(Surface):
-    """Aligns the features after some layers; the predictor announces each pass.
-
-    A pass outside of an adapter's call aligns by the averages so far, and adds nothing to them.
-    """
+    """Aligns the features after some layers; only announced passes move the averages."""
 
     def __init__(self, options: PEA) -> None:
         super().__init__()
@@ -313,18 +307,7 @@ class TwoPasses(Predictor):
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """Return the paths of a network's blocks, or else of its normalisation layers.
-
-    A block is an entry of an `nn.Sequential` or `nn.ModuleList` that has a normalisation layer
-    inside, and no other block.
-
-    Example:
-        >>> block = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-        >>> blocks_of(nn.Sequential(nn.Linear(2, 2), block))
-        ['1']
-        >>> blocks_of(block)
-        ['1']
-    """
+    """Return the paths of a network's blocks, with a norm inside, or else of its norms."""
     entries = [
         f"{path}.{name}".lstrip(".")
         for path, container in model.named_modules()

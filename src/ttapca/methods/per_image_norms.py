@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
+from ttapca._checks import Count, NotNegative, Positive, Seed
 from ttapca.adaptation.surfaces import Surface
 from ttapca.adaptation.surfaces.base import refuse_replaced
 from ttapca.adaptation.surfaces.trainable import AroundForward
 from ttapca.errors import AttachError
-from ttapca.methods.method import Assembly, Count, Method, NotNegative, Positive, Seed, register
+from ttapca.methods.method import Assembly, Method, register
 from ttapca.spectral.stream import Stream
 from ttapca.support.norm_layers import BatchNormKind, Forward, Moments, with_running_statistics
 
@@ -80,10 +81,7 @@ class UnMixTNS(Method):
 
 
 class EachImagesStatistics(Surface):
-    """BatchNorm layers with running statistics, which normalise each image by its own moments.
-
-    Where a channel of an image is a single number, the statistics of the source serve.
-    """
+    """BatchNorm by each image's own moments, or the source's if a channel is a single number."""
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Take over every BatchNorm layer that has running statistics."""

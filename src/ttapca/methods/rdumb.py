@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from ttapca._checks import Count
 from ttapca.adaptation.optimisation import Run
 from ttapca.adaptation.surfaces import NormAffine
 from ttapca.methods.eata import EATA, ReliableSteps
-from ttapca.methods.method import Assembly, Count, register
+from ttapca.methods.method import Assembly, register
 from ttapca.methods.weights import put_back
 
 

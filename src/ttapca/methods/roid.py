@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor
 
-from ttapca._checks import Number
+from ttapca._checks import Number, Positive, Seed
 from ttapca.adaptation.optimisation import GradientSteps, Run, class_marginal, log_predictions
 from ttapca.adaptation.surfaces import NormAffine
 from ttapca.errors import ShapeError
-from ttapca.methods.method import CLASSES, Assembly, GradientMethod, Positive, Seed, register
+from ttapca.methods.method import CLASSES, Assembly, GradientMethod, register
 from ttapca.methods.slr import soft_likelihood_ratio
 from ttapca.methods.views import Jitter
 from ttapca.support.inputs import map_first_tensor
@@ -132,16 +132,6 @@ def prediction_weights(predictions: Tensor, mean: Tensor, temperature: float) ->
     Diversity is 1 - cos(prediction, mean prediction), certainty the negative entropy, each scaled
     to [0, 1] over the batch (to 0 if all samples are equal, so that each then counts 1). Samples
     whose diversity is below the batch's mean count 0.
-
-    Args:
-        predictions: Shape (batch, classes).
-        mean: Running mean prediction, shape (classes,).
-        temperature: Low ones prefer few samples.
-
-    Example:
-        >>> predictions = torch.tensor([[0.9, 0.1], [0.1, 0.9]])
-        >>> prediction_weights(predictions, torch.tensor([0.8, 0.2]), 1.0).tolist()
-        [0.0, 1.0]
     """
     diversity = _to_unit_range(1 - F.cosine_similarity(mean.unsqueeze(0), predictions, dim=1))
     certainty = _to_unit_range(-torch.special.entr(predictions).sum(1))
@@ -163,12 +153,7 @@ def _symmetric_cross_entropy(logits: Tensor, others: Tensor) -> Tensor:
 
 
 def smoothed_prior(logits: Tensor) -> Tensor:
-    """Return the class marginal of a batch, smoothed towards uniform; shape (classes,).
-
-    Example:
-        >>> smoothed_prior(torch.zeros(3, 4)).tolist()
-        [0.25, 0.25, 0.25, 0.25]
-    """
+    """Return the class marginal of a batch, smoothed towards uniform; shape (classes,)."""
     batch, classes = logits.shape
     marginal = class_marginal(logits)
     # The fewer samples a marginal rests on, the more it is smoothed.

@@ -13,32 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ttapca._checks import Count, NotNegative, Seed, Share
 from ttapca.adaptation.optimisation import Run, log_predictions
 from ttapca.adaptation.surfaces import NormAffine, Surface
 from ttapca.adaptation.surfaces.base import refuse_replaced
 from ttapca.adaptation.surfaces.trainable import AroundForward
 from ttapca.errors import OptionError, ShapeError
-from ttapca.methods.method import (
-    CLASSES,
-    Assembly,
-    Count,
-    GradientMethod,
-    NotNegative,
-    Seed,
-    Share,
-    register,
-)
+from ttapca.methods.method import CLASSES, Assembly, GradientMethod, register
 from ttapca.methods.views import STRONG, Forward, images_and_forward
 from ttapca.methods.weights import TaughtSteps, surprise_of, with_values
 from ttapca.spectral.stream import Stream
-from ttapca.support.norm_layers import (
-    by_running_statistics,
-    channel_moments,
-    is_plain,
-    moved_to_source,
-    normalised,
-    with_running_statistics,
-)
+from ttapca.support import norm_layers as norms
 from ttapca.support.outputs import Reads
 from ttapca.support.tensors import at_least_float32
 
@@ -116,15 +101,7 @@ class Sample(NamedTuple):
 
 
 class Memory:
-    """A bank of samples in the order of arrival, balanced over predicted classes.
-
-    Example:
-        >>> memory = Memory(RoTTA(capacity=2), classes=2)
-        >>> for label, uncertainty in ((0, 0.9), (0, 0.1), (1, 0.5)):
-        ...     memory.offer(Sample(torch.zeros(1, 2, 2), label, uncertainty))
-        >>> [(sample.label, sample.uncertainty, sample.age) for sample in memory.samples]
-        [(0, 0.1, 2), (1, 0.5, 1)]
-    """
+    """A bank of samples in the order of arrival, balanced over predicted classes."""
 
     def __init__(self, options: RoTTA, classes: int, samples: Sequence[Sample] = ()) -> None:
         self.options = options
@@ -165,11 +142,7 @@ class Memory:
 
 
 class SlowStatistics(Surface):
-    """BatchNorm with running statistics of the stream, one set for student and teacher each.
-
-    They start as the model's own. In a pass that learns, the statistics of its samples first move
-    them by `momentum`, and gradients pass through that share; in any other pass they stay.
-    """
+    """BatchNorm with running statistics for student and teacher, which passes that learn move."""
 
     def __init__(self, momentum: float) -> None:
         super().__init__()
@@ -180,7 +153,7 @@ class SlowStatistics(Surface):
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Take over every BatchNorm layer that has running statistics."""
         super().attach(model, stream)
-        layers = list(with_running_statistics(model).values())
+        layers = list(norms.with_running_statistics(model).values())
         refuse_replaced(layers)
         for number, layer in enumerate(layers):
             for who in ("student", "teacher"):
@@ -200,14 +173,14 @@ class SlowStatistics(Surface):
         known: Any = self.stream.now(name) or (layer.running_mean, layer.running_var)
         mean, var = (moment.to(x) for moment in known)
         if self.learns:
-            mean_here, var_here = channel_moments(x)
+            mean_here, var_here = norms.channel_moments(x)
             mean = torch.lerp(mean, mean_here, self.momentum)
             var = torch.lerp(var, var_here, self.momentum)
             self.stream.write(name, (mean.detach(), var.detach()))
-        if not is_plain(layer):
-            moved = moved_to_source(x, (mean, var), layer).to(given.dtype)
-            return by_running_statistics(layer, functools.partial(forward, moved))
-        return normalised(x, (mean, var), layer.weight, layer.bias, layer.eps).to(given.dtype)
+        if not norms.is_plain(layer):
+            moved = norms.moved_to_source(x, (mean, var), layer).to(given.dtype)
+            return norms.by_running_statistics(layer, functools.partial(forward, moved))
+        return norms.normalised(x, (mean, var), layer.weight, layer.bias, layer.eps).to(given.dtype)
 
 
 class MemorySteps(TaughtSteps):

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ttapca._checks import NotNegative, Positive
 from ttapca.adaptation.optimisation import ENTROPIES, MOMENTUM, Entropy, Run, Stepper, sgd
 from ttapca.adaptation.surfaces.trainable import Slot, Weights, norm_affine
-from ttapca.methods.method import Assembly, GradientMethod, NotNegative, Positive, register
+from ttapca.methods.method import Assembly, GradientMethod, register
 from ttapca.methods.weights import put_back, with_values
 
 # As in the official code: the last stage of a ResNet, the last three blocks of a ViT-Base and its

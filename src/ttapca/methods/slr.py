@@ -5,27 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from ttapca._checks import Number
+from ttapca._checks import BelowOne, Count, NotNegative, Positive, Seed
 from ttapca.adaptation.optimisation import GradientSteps, Logits, class_marginal, negative_entropy
 from ttapca.adaptation.surfaces import NormAffine, Surface
 from ttapca.adaptation.surfaces.trainable import AroundForward, has_surface
 from ttapca.errors import AttachError, ShapeError
-from ttapca.methods.method import (
-    CLASSES,
-    Assembly,
-    Count,
-    GradientMethod,
-    NotNegative,
-    Positive,
-    Seed,
-    register,
-)
+from ttapca.methods.method import CLASSES, Assembly, GradientMethod, register
 from ttapca.spectral.stream import ParameterValues, Stream
 from ttapca.support.inputs import map_first_tensor
 from ttapca.support.modules import device_and_dtype
@@ -34,7 +25,6 @@ from ttapca.support.outputs import log_softmax
 WIDTH = 16  # channels inside the residual network of an input transformation
 
 Likelihood = Literal["soft", "hard"]
-BelowOne = Annotated[float, Number(0, below=1)]
 
 
 @register("slr+it", paper="Mummadi et al. (2021, arXiv 2106.14999)")
@@ -77,13 +67,7 @@ class SLR(GradientMethod):
 
 
 class DiverseLikelihood:
-    """Negative entropy of the running class marginal, plus a weighted likelihood ratio.
-
-    Example:
-        >>> objective = DiverseLikelihood(SLR())
-        >>> round(objective(torch.zeros(4, 2)).item(), 4)  # -log 2
-        -0.6931
-    """
+    """Negative entropy of the running class marginal, plus a weighted likelihood ratio."""
 
     keeps = ("marginal",)
 
@@ -108,15 +92,8 @@ class DiverseLikelihood:
 def soft_likelihood_ratio(logits: Tensor, *, clip: float | None = None) -> Tensor:
     """Return the expected log ratio of all other classes to one: sum_c p_c log((1 - p_c) / p_c).
 
-    Unlike the entropy it does not saturate: a certain prediction still has a gradient.
-
-    Args:
-        logits: Shape (batch, classes, ...).
-        clip: Probabilities above this count as this, and have no gradient.
-
-    Example:
-        >>> soft_likelihood_ratio(torch.zeros(1, 3)).item()  # log 2
-        0.6931471824645996
+    Unlike the entropy it does not saturate: a certain prediction still has a gradient. Above
+    `clip`, probabilities count as that, and have none.
     """
     log_probabilities = log_softmax(logits)
     if clip is not None:
@@ -131,12 +108,7 @@ def soft_likelihood_ratio(logits: Tensor, *, clip: float | None = None) -> Tenso
 
 
 def hard_likelihood_ratio(logits: Tensor) -> Tensor:
-    """Return the log ratio of all other classes to the predicted one: log((1 - p) / p).
-
-    Example:
-        >>> hard_likelihood_ratio(torch.tensor([[50.0, 0.0]])).item()
-        -50.0
-    """
+    """Return the log ratio of all other classes to the predicted one: log((1 - p) / p)."""
     log_probabilities = log_softmax(logits)
     top = log_probabilities.argmax(1, keepdim=True)
     return (_log_rest(log_probabilities, top) - log_probabilities.gather(1, top)).squeeze(1)
@@ -150,26 +122,8 @@ def _log_rest(log_probabilities: Tensor, top: Tensor) -> Tensor:
 class InputTransform(Surface):
     """A trainable change of the input: d(x) = scale (mix x + (1 - mix) r(x)) + shift.
 
-    It is to undo, as far as it can, what happened to the images: Mummadi et al., "Test-Time
-    Adaptation to Distribution Shift by Confidence Maximization and Input Transformation" (2021).
-    r is a small convolutional network, `mix` (tau) a number, `scale` (gamma) and `shift` (beta) one
-    number per channel. It starts as the identity, bit for bit: mix = 1, scale = 1, shift = 0.
-
-    Args:
-        channels: Number of channels of the images; by default those of the model's first
-            convolution.
-        seed: Draws the weights of r; the caller's random state is not touched.
-
-    Example:
-        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3))
-        >>> transform = InputTransform()
-        >>> transform.attach(model)
-        >>> x = torch.zeros(2, 3, 8, 8)
-        >>> with torch.no_grad():
-        ...     _ = transform.shift.fill_(1.0)
-        >>> torch.equal(model(x), model[0](x + 1))
-        True
-        >>> transform.detach()
+    r is a small convolutional network, whose weights `seed` draws, `mix` (tau) a number, `scale`
+    (gamma) and `shift` (beta) one number per channel. It starts as the identity, bit for bit.
     """
 
     mix: nn.Parameter
@@ -202,14 +156,7 @@ class InputTransform(Surface):
         self.stream.keep("input transformation", ParameterValues(self.parameters()))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Transform a batch.
-
-        Args:
-            images: Shape (batch, channels, height, width); left as it was.
-
-        Raises:
-            ShapeError: These are no such images.
-        """
+        """Transform a batch, shape (batch, channels, height, width)."""
         channels = len(self.scale)
         if images.dim() != 4 or images.shape[1] != channels:
             raise ShapeError(

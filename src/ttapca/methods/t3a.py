@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
+from ttapca._checks import Count
 from ttapca.adaptation.optimisation import Predictor, Run, log_predictions
 from ttapca.errors import AttachError, LayerOutputError
-from ttapca.methods.method import Assembly, Count, Method, Statistics, register, statistics_surfaces
+from ttapca.methods.method import Assembly, Method, Statistics, register, statistics_surfaces
 from ttapca.spectral.stream import Stream
 from ttapca.support.modules import caught_inputs, classifier_features, find_classifier, path_of
 from ttapca.support.outputs import Reads, softmax_entropy
@@ -59,8 +60,7 @@ class T3A(Method):
 class Prototypes(Predictor):
     """Predicts by the prototypes of the stream, those of this batch included.
 
-    The stream keeps the supports: features, shape (supports, d), in the order of their classes;
-    these classes; and entropies. None stands for the classifier's own weights.
+    The stream keeps features, (supports, d), by class, with these classes and entropies.
     """
 
     reads: Reads = "classes"
@@ -93,10 +93,7 @@ class Prototypes(Predictor):
         self._stream = stream
 
     def predict(self, run: Run, *inputs: Any, **options: Any) -> Tensor:
-        """Return scores of the prototypes, shape (batch, classes).
-
-        A batch that is not finite keeps the network's own prediction.
-        """
+        """Return scores of the prototypes, (batch, classes), or the network's if not finite."""
         with caught_inputs(self._classifier) as caught:
             logits = run(*inputs, **options)
         own = log_predictions(logits)
@@ -151,15 +148,7 @@ class Prototypes(Predictor):
 
 
 def most_certain(labels: Tensor, entropies: Tensor, most: int | None) -> Tensor:
-    """Return the places of the supports of least entropy in each class, class after class.
-
-    At most `most` of each class remain, None for all; of equally certain ones the oldest.
-
-    Example:
-        >>> labels, entropies = torch.tensor([1, 0, 1, 1]), torch.tensor([0.5, 0.9, 0.1, 0.3])
-        >>> most_certain(labels, entropies, 2).tolist()
-        [1, 2, 3]
-    """
+    """Return the places of at most `most` supports of least entropy in each class, by class."""
     order = entropies.argsort(stable=True)
     order = order[labels[order].argsort(stable=True)]
     if most is None:

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 
+from ttapca._checks import Seed
 from ttapca.adaptation.optimisation import Logits, Run, Stepper, sgd
 from ttapca.adaptation.surfaces.trainable import Slot, Weights, all_parameters
 from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
-from ttapca.methods.method import Assembly, GradientMethod, Method, Seed, Statistics, register
+from ttapca.methods.method import Assembly, GradientMethod, Method, Statistics, register
 from ttapca.methods.views import Forward, images_and_forward
 from ttapca.support.modules import evaluation_mode, find_layer, stopped_at
 from ttapca.support.outputs import Reads
@@ -165,16 +166,7 @@ class RotationSteps(Stepper):
 
 
 def four_rotations(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return images turned by 0, 90, 180 and 270 degrees counter-clockwise, and labels 0 to 3.
-
-    Of shape (batch, channels, side, side) become (4 batch, channels, side, side), one rotation
-    after the other.
-
-    Example:
-        >>> rotated, labels = four_rotations(torch.tensor([[[[1, 2], [3, 4]]]]))
-        >>> rotated[1, 0].tolist(), labels.tolist()
-        ([[2, 4], [1, 3]], [0, 1, 2, 3])
-    """
+    """Return images turned by 0, 90, 180 and 270 degrees, one after another, and labels 0 to 3."""
     if images.shape[-2] != images.shape[-1]:
         raise ShapeError(
             f"Rotations need square images; found shape {tuple(images.shape)}. Crop or resize them."

@@ -46,13 +46,7 @@ class Jitter:
     flip: bool = False  # mirrors half of the images, left to right
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:
-        """Change every image, shape (batch, channels, height, width), by its own draws.
-
-        Example:
-            >>> row = torch.arange(4.0).view(1, 1, 1, 4)
-            >>> Jitter(flip=True)(row, torch.Generator().manual_seed(0)).round().flatten().tolist()
-            [3.0, 2.0, 1.0, 0.0]
-        """
+        """Change every image, shape (batch, channels, height, width), by its own draws."""
         draws = _uniform(images, DRAWN, generator)  # (batch, 8), from -1 to 1
         grid = F.affine_grid(self._maps(images, draws), list(images.shape), align_corners=False)
         moved = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
@@ -100,12 +94,7 @@ def mixed_views(image: Tensor, count: int, generator: Generator, *, flip: bool =
     """Return views of one image, each a mixture of itself and of three gently changed versions.
 
     After AugMix (Hendrycks et al., 2020): the weights of the versions come from a flat Dirichlet
-    distribution, the weight of the unchanged image from a uniform one. With `flip`, half of the
-    views are mirrored.
-
-    Example:
-        >>> mixed_views(torch.zeros(1, 3, 8, 8), 5, torch.Generator().manual_seed(0)).shape
-        torch.Size([5, 3, 8, 8])
+    distribution, the weight of the unchanged image from a uniform one.
     """
     base = replace(CROP, flip=flip)(image.expand(count, -1, -1, -1), generator)
     versions = GENTLE(base.repeat(CHAINS, 1, 1, 1), generator).view(CHAINS, *base.shape)
@@ -128,10 +117,7 @@ def refuse_pixels(method: str, outputs: Outputs, logits: Tensor, way_out: str) -
 def images_and_forward(
     method: str, run: Run, inputs: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Tensor, Forward]:
-    """Return the images among a model's inputs, and a function that runs it on other images.
-
-    The images are the first tensor among the inputs, be it given by place or by name.
-    """
+    """Return the images, a model's first tensor, and a function that runs it on other images."""
     given = (value for value in (*inputs, *options.values()) if isinstance(value, Tensor))
     images = next(given, None)
     if images is None or images.dim() != 4:

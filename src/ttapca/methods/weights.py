@@ -20,16 +20,8 @@ def with_values(
 ) -> Result:
     """Return what `run` returns while the parameters have other values.
 
-    Nothing is copied: a parameter uses the memory of its value meanwhile. The parameters have their
-    own values again however it ends, also by an interrupt. Take a gradient inside if the forward
-    pass was run inside, and outside if it was run outside.
-
-    Example:
-        >>> weight = nn.Parameter(torch.tensor([1.0]))
-        >>> with_values([weight], [torch.tensor([5.0])], weight.item)
-        5.0
-        >>> weight.item()
-        1.0
+    Nothing is copied, and an interrupt changes nothing. Take a gradient inside if the forward pass
+    was run inside, and outside if it was run outside.
     """
     own = [parameter.data for parameter in parameters]
 
@@ -51,11 +43,7 @@ def put_back(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> No
 
 
 class TaughtSteps(Stepper):
-    """Gradient steps of a student, after each of which its teacher follows: t <- m t + (1 - m) s.
-
-    The weights of the student are the parameters that are moved. Those of the teacher are kept as
-    values, one for each of them, and put in their place whenever the teacher is asked.
-    """
+    """Steps of a student, whose weights are moved; its teacher follows: t <- m t + (1 - m) s."""
 
     keeps: ClassVar[tuple[str, ...]] = ("teacher",)
     remembers_start = True
@@ -81,15 +69,7 @@ class TaughtSteps(Stepper):
 
 
 def surprise_of(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return the cross-entropy of each prediction of the student to that of the teacher.
-
-    Of logits of shape (batch, classes, ...) become values of shape (batch, ...). No gradients pass
-    through the teacher's.
-
-    Example:
-        >>> round(surprise_of(torch.zeros(1, 2), torch.tensor([[9.0, 0.0]])).item(), 4)  # log 2
-        0.6931
-    """
+    """Return the cross-entropy of each prediction of the student to the teacher's, (batch, ...)."""
     guesses = log_softmax(student)
     wanted = teacher.detach().softmax(1, dtype=guesses.dtype)
     return -(wanted * guesses).sum(1)

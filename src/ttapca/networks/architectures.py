@@ -40,13 +40,9 @@ class LayeredNetwork(ImageNetwork):
     """A network that runs its layers one after the other, and averages over pixels at the end."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        classes: int = CIFAR_CLASSES,
-        normalisation: str | Normalisation = "none",
-        input_shape: Sequence[int] = CIFAR_SHAPE,
+        self, recipe: Recipe, classes: int, scale: str | Normalisation, input_shape: Sequence[int]
     ) -> None:
-        super().__init__(classes, normalisation, input_shape)
+        super().__init__(classes, scale, input_shape)
         self.normalise.any_size = False
         for name, layer in recipe(self.input_shape[0], classes).items():
             self.add_module(name, layer)
@@ -112,10 +108,7 @@ class CompactTransformer(ImageNetwork):
     """CCT-2/3x2 of Hassani and others (2021): convolutions make tokens, without a class token."""
 
     def __init__(
-        self,
-        classes: int = CIFAR_CLASSES,
-        normalisation: str | Normalisation = "none",
-        input_shape: Sequence[int] = CIFAR_SHAPE,
+        self, classes: int, normalisation: str | Normalisation, input_shape: Sequence[int]
     ) -> None:
         super().__init__(classes, normalisation, input_shape)
         channels, height, width = self.input_shape

@@ -13,16 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from ttapca import errors
 from ttapca._checks import ListOf, Number, Such, Whole, check_option, conform
 from ttapca.datasets import Images
-from ttapca.errors import (
-    InputTypeError,
-    OptionError,
-    ShapeError,
-    TtapcaError,
-    did_you_mean,
-    refused_memory,
-)
 from ttapca.support.norm_layers import running_statistics, with_running_statistics
 
 CIFAR_SHAPE = (3, 32, 32)
@@ -68,7 +61,7 @@ class Normalisation:
         both = []
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, channels):
-                raise OptionError(
+                raise errors.OptionError(
                     f"The {name} needs one number, or one for each of the {channels} channels; "
                     f"found {len(values)}."
                 )
@@ -100,9 +93,9 @@ def find_normalisation(chosen: str | Normalisation) -> Normalisation:
     if isinstance(chosen, Normalisation):
         return chosen
     if chosen not in NORMALISATIONS:
-        raise OptionError(
-            f"There is no normalisation `{chosen}`.{did_you_mean(chosen, NORMALISATIONS)} There "
-            f"are: {', '.join(NORMALISATIONS)}; or give a mean and a std."
+        raise errors.OptionError(
+            f"There is no normalisation `{chosen}`.{errors.did_you_mean(chosen, NORMALISATIONS)} "
+            f"There are: {', '.join(NORMALISATIONS)}; or give a mean and a std."
         )
     return NORMALISATIONS[chosen]
 
@@ -136,7 +129,7 @@ class Normalise(nn.Module):
 
     def __init__(self, normalisation: str | Normalisation, input_shape: Sequence[int]) -> None:
         super().__init__()
-        conform(tuple(input_shape), INPUT_SHAPE, "A network", OptionError, at="input_shape")
+        conform(tuple(input_shape), INPUT_SHAPE, "A network", errors.OptionError, at="input_shape")
         channels, height, width = input_shape
         self.input_shape = (channels, height, width)
         self.values = find_normalisation(normalisation).for_channels(channels)
@@ -146,14 +139,14 @@ class Normalise(nn.Module):
         """Normalise images in [0, 1] of shape (batch, channels, height, width)."""
         if not images.is_floating_point():
             kind = str(images.dtype).removeprefix("torch.")
-            raise InputTypeError(
+            raise errors.InputTypeError(
                 f"This network takes floating-point images in [0, 1]; found {kind}. Convert pixels "
                 "from 0 to 255 with images.float() / 255."
             )
         kept = 1 if self.any_size and images.dim() == 4 else 3
         if tuple(images.shape[1:])[:kept] != self.input_shape[:kept]:
             others = "" if self.any_size is None else " call `network.take_any_size()`,"
-            raise ShapeError(
+            raise errors.ShapeError(
                 f"This network takes batches of images of shape {_times(self.input_shape)}; found "
                 f"{_times(images.shape[1:])}. Resize the images (pictures: `size=`),{others} or "
                 "choose a network for them."
@@ -180,7 +173,7 @@ class ImageNetwork(nn.Module):
     ) -> None:
         super().__init__()
         if classes < 1:
-            raise OptionError(f"A network has at least 1 class; found {classes}.")
+            raise errors.OptionError(f"A network has at least 1 class; found {classes}.")
         self.classes = classes
         self.normalise = Normalise(normalisation, input_shape)
 
@@ -192,7 +185,7 @@ class ImageNetwork(nn.Module):
     def take_any_size(self) -> None:
         """Take images of any height and width from now on, instead of those of `input_shape`."""
         if self.normalise.any_size is None:
-            raise OptionError(
+            raise errors.OptionError(
                 f"{type(self).__name__} takes images of {_times(self.input_shape)} only: it does "
                 "not average over pixels. Resize the images, or choose another network."
             )
@@ -219,17 +212,14 @@ class NormalisedNetwork(nn.Module):
 
 @contextmanager
 def explained_shape(shape: tuple[int, ...]) -> Iterator[None]:
-    """Say that a network does not take images of this shape if it fails on shapes in the block.
-
-    Any other error is a bug of the network, and goes on as it is.
-    """
+    """Say, if a network fails on shapes in the block, that it takes no images of this shape."""
     try:
         yield
     except (RuntimeError, ValueError, IndexError) as error:
-        ours = isinstance(error, TtapcaError) or refused_memory(error) is not None
+        ours = isinstance(error, errors.TtapcaError) or errors.refused_memory(error) is not None
         if ours or not _ABOUT_SHAPES.search(str(error)):
             raise
-        raise ShapeError(
+        raise errors.ShapeError(
             f"The network cannot take images of shape {shape}: {error}. Give those that it takes, "
             "channels first, such as 3x224x224."
         ) from error

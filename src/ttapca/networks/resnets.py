@@ -78,10 +78,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Convolutions of 1x1, 3x3 and 1x1 at a quarter of the channels, with BatchNorm; a shortcut.
-
-    With `early_stride` the stride is on the first one (He and others, 2016), not on the second.
-    """
+    """Convolutions of 1x1, 3x3 and 1x1, the `early_stride` (He, 2016) on the first; a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, early_stride: bool = False) -> None:
         super().__init__()

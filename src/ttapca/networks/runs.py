@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ttapca._checks import ListOf, Maybe, Number, Plain, Record, Such, Whole, conform, shown
+from ttapca._checks import ListOf, Plain, Record, Such, conform, rules_of, shown
 from ttapca.datasets import Images
 from ttapca.errors import CheckpointError, OptionError, TrainingError
 from ttapca.networks.evaluation import Progress
@@ -35,24 +35,12 @@ FORMAT = "ttapca.training"
 LARGEST_LOG = 200_000_000  # characters: a million epochs
 MOST_EPOCHS = 10**6
 
-_PERCENT = Number(0, 100)
-_RECORD = Record(
-    {
-        "epoch": Whole(1, MOST_EPOCHS),
-        "learning_rate": Number(0, 1e6),
-        "loss": Number(),
-        "train_accuracy": _PERCENT,
-        "rotation_accuracy": Maybe(_PERCENT),
-        "test_accuracy": _PERCENT,
-        "seconds": Number(0),
-    }
-)
 _FACTS = Record(
     {
         "options": Record(others=Plain()),
         "description": Record(others=Plain()),
         "history": Such(
-            ListOf(_RECORD, 1, MOST_EPOCHS),
+            ListOf(Record(rules_of(EpochRecord)), 1, MOST_EPOCHS),
             lambda records: all(each["epoch"] == n for n, each in enumerate(records, 1)),
             "the epochs from 1 on, one after the other",
         ),

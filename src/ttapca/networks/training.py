@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from ttapca._checks import Flag, Number, OneOf, Rule, Whole, check_option
+from ttapca._checks import BelowOne, NotNegative, Number, Positive, Whole, check_fields
 from ttapca.datasets import Images
 from ttapca.errors import NotEnoughDataError, TrainingError
 from ttapca.networks.evaluation import Progress, evaluate
@@ -26,6 +26,8 @@ from ttapca.support.wrapping import temporary_patches
 
 ScheduleName = Literal["cosine", "one-cycle"]
 OptimizerName = Literal["sgd", "adamw"]
+Million = Annotated[int, Whole(1, 10**6)]
+Percent = Annotated[float, Number(0, 100)]
 
 EVALUATION_BATCH = 500
 ONE_CYCLE_RISE = 0.3  # of the steps
@@ -35,18 +37,6 @@ START_FRACTION = 0.04  # of the peak, at the first step
 _MEMORIES: dict[str, dict[str, str]] = {
     "sgd": {"momentum": "momentum_buffer"},
     "adamw": {"mean": "exp_avg", "square": "exp_avg_sq", "steps": "step"},
-}
-_RULES: dict[str, Rule] = {
-    **dict.fromkeys(("epochs", "batch_size"), Whole(1, 10**6)),
-    "peak": Number(above=0),
-    "optimizer": OneOf(get_args(OptimizerName)),
-    "momentum": Number(above=0, below=1),
-    "schedule": OneOf(get_args(ScheduleName)),
-    **dict.fromkeys(("label_smoothing", "average"), Number(0, below=1)),
-    **dict.fromkeys(("weight_decay", "warmup", "rotation"), Number(0)),
-    **dict.fromkeys(("padding", "cutout"), Whole(0)),
-    **dict.fromkeys(("flip", "channels_last", "bfloat16"), Flag()),
-    "seed": Whole(-(2**63)),
 }
 
 
@@ -79,28 +69,27 @@ class TrainingOptions:
         0.9
     """
 
-    epochs: int = 25
-    batch_size: int = 128
-    peak: float = 0.2
+    epochs: Million = 25
+    batch_size: Million = 128
+    peak: Positive = 0.2
     optimizer: OptimizerName = "sgd"
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
+    momentum: Annotated[float, Number(above=0, below=1)] = 0.9
+    weight_decay: NotNegative = 5e-4
     schedule: ScheduleName = "one-cycle"
-    warmup: float = 1.0
-    label_smoothing: float = 0.0
+    warmup: NotNegative = 1.0
+    label_smoothing: BelowOne = 0.0
     padding: int = 4
     flip: bool = True
     cutout: int = 0
-    average: float = 0.0
-    rotation: float = 1.0
+    average: BelowOne = 0.0
+    rotation: NotNegative = 1.0
     channels_last: bool = True
     bfloat16: bool = False
-    seed: int = 0
+    seed: Annotated[int, Whole(-(2**63))] = 0
 
     def __post_init__(self) -> None:
         """Check every option."""
-        for name, rule in _RULES.items():
-            check_option(name, getattr(self, name), rule)
+        check_fields(self)
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """Return the learning rate of a step, which depends on nothing but its number."""
@@ -144,13 +133,13 @@ def augment(images: Tensor, options: TrainingOptions, generator: torch.Generator
 class EpochRecord:
     """One line of the log; accuracies are in percent."""
 
-    epoch: int  # from 1 on
-    learning_rate: float  # of the last step
+    epoch: Million  # from 1 on
+    learning_rate: Annotated[float, Number(0, 1e6)]  # of the last step
     loss: float  # mean over the steps
-    train_accuracy: float  # on the augmented images, while training
-    rotation_accuracy: float | None  # of the rotation head on them; None without one
-    test_accuracy: float  # of the weights that would be delivered now
-    seconds: float
+    train_accuracy: Percent  # on the augmented images, while training
+    rotation_accuracy: Percent | None  # of the rotation head on them; None without one
+    test_accuracy: Percent  # of the weights that would be delivered now
+    seconds: NotNegative
 
 
 class Training:

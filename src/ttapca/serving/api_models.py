@@ -28,11 +28,7 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 def json_bytes(content: object) -> bytes:
     """Return JSON; numbers that are not finite, which JSON does not have, become null."""
-    try:
-        text = json.dumps(content, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        text = json.dumps(finite(content), allow_nan=False, separators=(",", ":"))
-    return text.encode()
+    return json.dumps(finite(content), allow_nan=False, separators=(",", ":")).encode()
 
 
 def status_facts(status: StreamStatus, token: Token) -> dict[str, Any]:

@@ -172,11 +172,7 @@ class FedStream:
 
 
 class Feeder:
-    """Feeds streams, each in a thread, from when it is entered until it is left or all is over.
-
-    `rate` is of images a second in each stream, `batch` of images a request. Each round through
-    the images has an order of its own; `loop` begins a schedule again when it is over.
-    """
+    """Feeds streams, each in a thread, `batch` images a request and `rate` images a second."""
 
     def __init__(
         self,
@@ -300,11 +296,7 @@ OPENER = build_opener(ProxyHandler({}))  # the server is near
 
 @dataclass
 class ServerClient:
-    """Talks to one server, from one thread.
-
-    It waits as long as `Retry-After` of a busy server says, and tries again for a while if the
-    server cannot be reached. A request whose answer was lost is sent again, and counts twice.
-    """
+    """Talks to one server, from one thread; tries again while it is busy or out of reach."""
 
     url: str  # `http://` may be left out
     token: str | None = field(default=None, repr=False)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
-from ttapca._checks import Number, Rule, Whole, check_option
+from ttapca._checks import Count, NotNegative, Number, Positive, Whole, check_fields, check_option
 from ttapca.datasets.pictures import MAX_PIXELS
 
 MEGABYTE = 1 << 20
@@ -27,45 +27,37 @@ class PoolLimits:
         max_memory: Bytes of the states in memory.
     """
 
-    max_batch: int = 64
-    max_wait: float = 0.002
-    max_queue: int = 1024
-    max_images: int = 256
-    max_streams: int = 100_000
-    max_resident: int = 2_000
-    max_memory: int = 2**30
+    max_batch: Count = 64
+    max_wait: NotNegative = 0.002
+    max_queue: Count = 1024
+    max_images: Count = 256
+    max_streams: Count = 100_000
+    max_resident: Count = 2_000
+    max_memory: Count = 2**30
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for each in dataclasses.fields(self):
-            rule = Number(0) if each.name == "max_wait" else Whole(1)
-            check_option(each.name, getattr(self, each.name), rule)
+        check_fields(self)
 
 
 @dataclass(frozen=True)
 class RequestLimits:
     """Limits of requests over HTTP."""
 
-    max_body: int = 16 * MEGABYTE  # bytes; a larger body is refused before it is read
-    max_held: int = 256 * MEGABYTE  # bytes of all bodies that are being read or decoded
-    max_images: int = 256
+    max_body: Count = 16 * MEGABYTE  # bytes; a larger body is refused before it is read
+    max_held: Count = 256 * MEGABYTE  # bytes of all bodies that are being read or decoded
+    max_images: Count = 256
     # Of all pictures of a request together, counted from their headers before any is decoded: a
     # small file can hold a large picture.
-    max_pixels: int = MAX_PIXELS
-    max_running: int = 256  # requests that are worked on at once
-    body_seconds: float = 10.0  # that a client may take to send its body
-    answer_seconds: float = 30.0  # that a request may wait for its answer
+    max_pixels: Annotated[int, Whole(1, MAX_PIXELS)] = MAX_PIXELS
+    max_running: Count = 256  # requests that are worked on at once
+    body_seconds: Positive = 10.0  # that a client may take to send its body
+    answer_seconds: Positive = 30.0  # that a request may wait for its answer
 
     def __post_init__(self) -> None:
         """Check the values."""
-        rules: dict[str, Rule] = {
-            "max_held": Whole(self.max_body),
-            "max_pixels": Whole(1, MAX_PIXELS),
-            "body_seconds": Number(above=0),
-            "answer_seconds": Number(above=0),
-        }
-        for each in dataclasses.fields(self):
-            check_option(each.name, getattr(self, each.name), rules.get(each.name, Whole(1)))
+        check_fields(self)
+        check_option("max_held", self.max_held, Whole(self.max_body))
 
 
 class RequestRate:

@@ -325,8 +325,7 @@ class TracedBatch(StreamBatch):
 class StatefulNetwork(nn.Module):
     """Predicts images of some streams, given the state of each; `wiener` with one condition.
 
-    `state` has the shape of each part of a stream's state, by the names that files of streams have.
-    A single number has the shape (1,): some runtimes can begin no state without dimensions.
+    `state` has the shapes by name; of a number (1,), since some runtimes can begin no other.
     """
 
     def __init__(

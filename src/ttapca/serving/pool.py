@@ -17,17 +17,9 @@ from typing import TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
+from ttapca import errors
 from ttapca._checks import Maybe, Number, OneOf, Whole, check_option
 from ttapca.adaptation.chain_passes import Order
-from ttapca.errors import (
-    CallbackWarning,
-    InputTypeError,
-    NonFiniteError,
-    OptionError,
-    PoolClosedError,
-    ShapeError,
-    TtapcaError,
-)
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.wiener import Wiener
 from ttapca.networks.evaluation import EvaluatedKind
@@ -177,23 +169,23 @@ class StreamPool(AbstractContextManager["StreamPool"]):
 
     def _check_open(self) -> None:
         if self._queue.closing:
-            raise PoolClosedError("This pool was closed, and takes no more requests.")
+            raise errors.PoolClosedError("This pool was closed, and takes no more requests.")
 
     def _check_images(self, images: object) -> None:
         if not isinstance(images, Tensor) or not images.is_floating_point():
             found = images.dtype if isinstance(images, Tensor) else type(images).__name__
-            raise InputTypeError(
+            raise errors.InputTypeError(
                 f"Images must be a tensor of floating-point numbers; found {found}. Grey levels "
                 "from 0 to 255 become such numbers by images / 255."
             )
         most = self.limits.max_images
         if images.shape[1:] != self.input_shape or not 0 < len(images) <= most:
-            raise ShapeError(
+            raise errors.ShapeError(
                 f"Images must have the shape (images, {', '.join(map(str, self.input_shape))}), "
                 f"from 1 to {most} of them; found {tuple(images.shape)}."
             )
         if not bool(torch.isfinite(images).all()):
-            raise NonFiniteError("Images must be finite; found NaN or infinity.")
+            raise errors.NonFiniteError("Images must be finite; found NaN or infinity.")
 
     # Streams -----------------------------------------------------------------------------------
 
@@ -284,7 +276,7 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         before = self._unsaved
         try:
             self.save()
-        except TtapcaError as error:
+        except errors.TtapcaError as error:
             self._unsaved = True
             if not before:  # once, not at every attempt
                 LOGGER.error("streams stay in memory, as they cannot be saved: %s", error)
@@ -357,10 +349,10 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         try:
             notice(*facts)
         except Exception as error:
-            with suppress(CallbackWarning):  # if warnings are errors
+            with suppress(errors.CallbackWarning):  # if warnings are errors
                 warnings.warn(
                     f"The observer of a pool must not raise; it did: {error!r}. The pool goes on.",
-                    CallbackWarning,
+                    errors.CallbackWarning,
                     stacklevel=2,
                 )
 
@@ -384,7 +376,7 @@ class StreamPool(AbstractContextManager["StreamPool"]):
 def image_shape(fitted: FittedFilter) -> tuple[int, ...]:
     """Return the shape of the images that the model takes, if the filter knows it."""
     if fitted.outliers_ is None:
-        raise OptionError(
+        raise errors.OptionError(
             f"The filter at `{fitted.layer}` does not act on the images that the model takes, or "
             "was fitted by an older ttapca. Say what shape an image has with `input_shape=`."
         )

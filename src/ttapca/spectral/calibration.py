@@ -182,9 +182,7 @@ class SourceSpectrum:
     def batches_of(self, size: float, leeway: Tensor | None = None) -> Normality:
         """Return the distribution of log energies for source batches of this many images.
 
-        The size is limited to the images there are. `leeway` holds harmless changes of images,
-        (kinds, bands): each is added to the log energies of a drawn batch, times a drawn share from
-        0 to 1.
+        A drawn share of each of the harmless changes in `leeway`, (kinds, bands), is added to them.
         """
         key: tuple[float, ...] = (rounded := self._rounded(size),)
         if leeway is not None and bool(leeway.any()):

@@ -19,21 +19,9 @@ from torch import Tensor
 
 from ttapca._checks import ListOf, Whole
 from ttapca.errors import OptionError, ShapeError
+from ttapca.spectral import cosine_transform as transform
 from ttapca.spectral import pca
 from ttapca.spectral.basis import Basis, BasisCost, TensorForm, orthonormal
-from ttapca.spectral.cosine_transform import (
-    LONGEST,
-    FastCosines,
-    at_once,
-    coefficients_of,
-    dct_coefficients,
-    dct_images,
-    dct_matrix,
-    has_cosines,
-    images_of,
-    is_fast,
-    transform_cost,
-)
 from ttapca.spectral.other_sizes import OtherSize
 from ttapca.support.tensors import TensorCache
 
@@ -50,7 +38,7 @@ class Cosine(Basis):
     sides = (False, True)
     routes = ("dct",)
     file_names: ClassVar[dict[str, str]] = {"rotation": "project", "order": "order"}
-    shape_rule = ListOf(Whole(1, LONGEST), 3, 3)
+    shape_rule = ListOf(Whole(1, transform.LONGEST), 3, 3)
     accuracy = "cosines, not principal components; their variances are exact"
     kind = "Cosines"
     principal = False
@@ -69,9 +57,9 @@ class Cosine(Basis):
         self.register_buffer("order", order)
         # Not in the state dict: they follow from the shape.
         for name, size in zip(("height", "width"), shape[1:], strict=True):
-            self.register_buffer(name, dct_matrix(size).to(rotation), persistent=False)
-        self._fast = TensorCache[FastCosines]()
-        self.at_once = at_once(self.shape)
+            self.register_buffer(name, transform.dct_matrix(size).to(rotation), persistent=False)
+        self._fast = TensorCache[transform.FastCosines]()
+        self.at_once = transform.at_once(self.shape)
 
     @property
     def n_components(self) -> int:
@@ -80,40 +68,40 @@ class Cosine(Basis):
 
     def project(self, centred: Tensor) -> Tensor:
         """See `Basis`."""
-        if is_fast(centred, self.shape):
+        if transform.is_fast(centred, self.shape):
             return self._by_fft().project(centred, self.rotation)
         return self.coefficients(centred).index_select(1, self.order)
 
     def add_rebuilt(self, base: Tensor, components: Tensor) -> Tensor:
         """See `Basis`."""
-        if is_fast(components, self.shape):
+        if transform.is_fast(components, self.shape):
             return self._by_fft().rebuilt(components, self.rotation).add_(base)
         samples = components.shape[0]  # not `len`: exporters would fix it
         every = components.new_zeros(samples, math.prod(self.shape))
         every = every.index_copy(1, self.order[: components.shape[1]], components)
         return base + self.rebuilt(every)
 
-    def _by_fft(self) -> FastCosines:
-        return self._fast.get([self.order], lambda: FastCosines(self.shape, self.order))
+    def _by_fft(self) -> transform.FastCosines:
+        return self._fast.get([self.order], lambda: transform.FastCosines(self.shape, self.order))
 
     def coefficients(self, centred: Tensor) -> Tensor:
         """Return all coefficients, also those that are not kept as components, (batch, d)."""
         images = centred.reshape(-1, *self.shape)
-        return coefficients_of(images, self.rotation, self.height, self.width)
+        return transform.coefficients_of(images, self.rotation, self.height, self.width)
 
     def rebuilt(self, coefficients: Tensor) -> Tensor:
         """Return the samples that coefficients stand for, both (batch, d)."""
         table = coefficients.reshape(-1, *self.shape)
-        return images_of(table, self.rotation, self.height, self.width).flatten(1)
+        return transform.images_of(table, self.rotation, self.height, self.width).flatten(1)
 
     def check_shape(self, shape: tuple[int, ...], fitted: tuple[int, ...]) -> None:
         """Raise unless these are images with the channels of the fit; they may have any size."""
         if shape == fitted:
             return
-        if not has_cosines(shape) or shape[0] != fitted[0] or min(shape) < 1:
+        if not transform.has_cosines(shape) or shape[0] != fitted[0] or min(shape) < 1:
             raise ShapeError(
-                f"Cosines take images of any size with the channels that they were fitted on, up "
-                f"to {LONGEST:,} pixels a side. The filter was fitted on samples of shape "
+                "Cosines take images of any size with the channels that they were fitted on, up to "
+                f"{transform.LONGEST:,} pixels a side. The filter was fitted on samples of shape "
                 f"{fitted}; found {shape}. Give it such images, or fit a filter for this shape."
             )
 
@@ -140,7 +128,7 @@ class Cosine(Basis):
         """See `Basis`."""
         channels, height, width = shape
         numbers = channels**2 + height**2 + width**2 + n_components
-        for_each = channels + transform_cost(height, width)
+        for_each = channels + transform.transform_cost(height, width)
         return BasisCost(numbers, 2 * math.prod(shape) * for_each)
 
     @classmethod
@@ -184,8 +172,8 @@ class CoefficientMoments:
         self.shape = tuple(shape)
         channels, height, width = self.shape
         device = pca.float64_device(device)
-        self.height = dct_matrix(height).to(device)
-        self.width = dct_matrix(width).to(device)
+        self.height = transform.dct_matrix(height).to(device)
+        self.width = transform.dct_matrix(width).to(device)
         self.count = 0
         zeros = torch.zeros(height * width, channels, dtype=torch.float64, device=device)
         self.mean = zeros  # of the coefficients, (frequencies, channels)
@@ -199,7 +187,7 @@ class CoefficientMoments:
         for part in torch.split(images, max(1, CHUNK_NUMBERS // size)):
             if not len(part):  # of an empty batch
                 continue
-            coefficients = dct_coefficients(part.to(self.height), self.height, self.width)
+            coefficients = transform.dct_coefficients(part.to(self.height), self.height, self.width)
             # (frequencies, samples, channels), for one small matrix product per frequency
             table = coefficients.flatten(2).permute(2, 0, 1)
             mean = table.mean(1)
@@ -224,19 +212,6 @@ class CoefficientMoments:
         self.scatter += scatter
         self.scatter += weight * delta[:, :, None] * delta[:, None, :]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the state for `from_tensors`."""
-        count = torch.tensor(self.count)
-        return {"count": count, "mean": self.mean.cpu(), "scatter": self.scatter.cpu()}
-
-    @classmethod
-    def from_tensors(cls, shape: tuple[int, ...], tensors: dict[str, Tensor]) -> CoefficientMoments:
-        """Make moments of images of this shape from the tensors that `tensors` returned."""
-        moments = cls(shape)
-        moments.count = int(tensors["count"])
-        moments.mean, moments.scatter = tensors["mean"].clone(), tensors["scatter"].clone()
-        return moments
-
 
 @torch.no_grad()
 def fit_channel_dct(moments: CoefficientMoments, n_components: int | float | None) -> ChannelDCT:
@@ -253,7 +228,7 @@ def fit_channel_dct(moments: CoefficientMoments, n_components: int | float | Non
         n_components, varying, "that of the coefficients which vary", moments.count
     )
     return ChannelDCT(
-        mean=dct_images(mean, moments.height, moments.width).flatten().cpu(),
+        mean=transform.dct_images(mean, moments.height, moments.width).flatten().cpu(),
         rotation=rotation.cpu(),
         order=order[:kept].cpu(),
         singular_values=ordered[:kept].sqrt().cpu(),

@@ -132,8 +132,7 @@ def strays_at_a_glance(images: Tensor, floor: float, constants: Constants = CONS
 def shares_of(stray: Tensor) -> Tensor:
     """Return the shares of values that stray by themselves, and of pixels: (batch, 2), float64.
 
-    At most one neighbour of such a value strays in the same channel. On a line two do: lines are no
-    outliers. Of the pixels exactly one channel strays.
+    On a line two neighbours stray, too: lines are no outliers. Of a pixel just one channel strays.
     """
     neighbourhood = F.avg_pool2d(stray.float(), 3, 1, 1)
     alone = stray & (neighbourhood < 2.5 / 9)  # of the nine, the value itself is one

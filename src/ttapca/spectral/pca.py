@@ -51,8 +51,7 @@ def merged_means(
 ) -> tuple[int, Tensor, Tensor, float]:
     """Merge the means of two sets of samples; a negative `more` removes samples again.
 
-    The scatter about the common mean is the sum of both scatters plus weight * step * step^T, with
-    weight and step as returned after count and mean.
+    The scatter about the common mean is that of both plus weight * step * step^T, as returned.
     """
     total = count + more
     step = more_mean - mean

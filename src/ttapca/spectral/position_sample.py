@@ -129,26 +129,14 @@ class PositionSample:
         """Return the positions of the rows of `all`."""
         return self._positions[: self._count].sort().values
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the state for `from_tensors`."""
-        found = {
-            "seen": torch.tensor([self.seen, self._share], dtype=torch.float64),
-            "positions": self._positions[: self._count].clone(),
-        }
-        if self._rows is not None:
-            found["rows"] = self._rows[: self._count].to("cpu", copy=True)
-        return found
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the memory for rows to come."""
+        rows = None if self._rows is None else self._rows[: self._count].to("cpu", copy=True)
+        return {**vars(self), "_rows": rows, "_positions": self._positions[: self._count].clone()}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle no more than `tensors`, not the memory for rows to come."""
-        return PositionSample.from_tensors, (self._size, self.tensors())
-
-    @classmethod
-    def from_tensors(cls, size: int, tensors: dict[str, Tensor]) -> PositionSample:
-        """Make a sample of the tensors that `tensors` returned."""
-        sample = cls(size)
-        seen, sample._share = tensors["seen"].tolist()
-        sample.seen = int(seen)
-        if "rows" in tensors:
-            sample._add(tensors["rows"], tensors["positions"])
-        return sample
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take that memory again."""
+        positions = torch.empty(state["_limit"], dtype=torch.int64)
+        vars(self).update(state, _rows=None, _positions=positions, _count=0)
+        if state["_rows"] is not None:
+            self._add(state["_rows"], state["_positions"])

@@ -131,11 +131,7 @@ def randomised_pca(
     generator: torch.Generator | None = None,
     device: torch.device | str = "cpu",
 ) -> RandomisedPCA:
-    """Find the leading principal components in a few passes over the data.
-
-    `passes_over` is called for every pass, and returns the same samples in batches, in any order.
-    Passes are made until `singular_value_error` is at most `tolerance`.
-    """
+    """Find the leading components in some passes over the data, to a `singular_value_error`."""
     if not isinstance(n_components, int):
         raise OptionError(
             f"Many samples of {size:,} numbers are decomposed by the randomised route, which "

@@ -46,11 +46,7 @@ def check_model(model: object) -> None:
 
 
 class LayerPaths:
-    """Dotted paths of the layers of a model, whatever wraps the network.
-
-    Wrappers put `model.`, `module.` or `_orig_mod.` in front of paths, and the last two also if a
-    part of a network is wrapped. So `0` and `model.0` are one layer unless the model has both.
-    """
+    """Dotted paths of layers, whatever wraps the network: `0` and `model.0` are mostly one."""
 
     def __init__(self, model: nn.Module) -> None:
         named = model.named_modules()

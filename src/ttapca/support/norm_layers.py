@@ -287,10 +287,7 @@ def can_be_quick(x: Tensor) -> bool:
 
 
 def some_places(x: Tensor) -> Tensor:
-    """Return evenly spread places of large feature maps; small ones as they are.
-
-    The shape is (batch, channels, places), or (1, channels, places of all, 1).
-    """
+    """Return evenly spread places of large feature maps; (batch or 1, channels, places, ...)."""
     # Neighbours are alike: some hundred places tell the moments about as well as all of them.
     step = _step(x)
     if step == 1:

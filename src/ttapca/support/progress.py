@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 Step = TypeVar("Step")
 
@@ -14,24 +14,14 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-class Reporter(Protocol):
-    """The methods that a caller implements to follow a long operation."""
+class Reporter:
+    """Follows a long operation; this one does nothing, and a caller's own tells somebody."""
 
     def note(self, text: str) -> None:
         """Receive one finished sentence."""
 
     def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
         """Receive the images, batches or bytes of a task that are done, and results so far."""
-
-
-class Silent:
-    """A reporter that reports nothing."""
-
-    def note(self, text: str) -> None:
-        """Ignore the sentence."""
-
-    def advance(self, task: str, done: int, total: int | None, facts: str = "") -> None:
-        """Ignore the numbers."""
 
 
 class Counted(Generic[Step]):

@@ -33,10 +33,7 @@ class Wrapper:
 
 
 class WrappedForward:
-    """Replaces the `forward` of one module by wrappers around it, the outermost last.
-
-    It is an attribute of the instance, where `nn.Module` looks first; removing it leaves no trace.
-    """
+    """Replaces the `forward` of one instance by wrappers around it, the outermost last."""
 
     def __init__(self, module: nn.Module, wrapper: Wrapper) -> None:
         self._module = module
@@ -156,8 +153,7 @@ def is_replaced(module: nn.Module) -> bool:
 def surely(run: Callable[[], Result], then: Callable[[], object]) -> Result:
     """Return what `run` returns, and call `then` afterwards, however `run` ends.
 
-    An interrupt may come even within `then`, so `then` is called twice: it must continue at the
-    point of the interrupt, and do nothing if all is done.
+    It is called twice, as an interrupt may come within: it must go on there, or do nothing.
     """
     try:
         try:

@@ -97,9 +97,7 @@ class InputCheck:
     """A hook that compares the inputs of a network with those of the fit.
 
     A sample is implausible if a value is farther from the middle of the source's range than eight
-    times its width, the root of the largest ratio of variances that is believed. It passes the
-    untouched network, and a stream counts it. The first one leads to a warning, as do images in
-    other units than those of the fit.
+    times its width. It passes the untouched network, a stream counts it, and there is a warning.
     """
 
     def __init__(
@@ -167,11 +165,7 @@ class InputCheck:
 
 
 class OutlierRepair(Surface):
-    """Replaces single pixels that have gone wrong by the median around them.
-
-    It acts on the input of a filter's layer, before the filter does. Batches like those of the
-    source pass through unchanged.
-    """
+    """Replaces single pixels that went wrong by the median around them, before a filter acts."""
 
     def __init__(self, fitted: FittedFilter, constants: Constants = CONSTANTS) -> None:
         super().__init__()

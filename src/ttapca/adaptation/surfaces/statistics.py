@@ -12,16 +12,7 @@ from ttapca._checks import Maybe, Number, check_option
 from ttapca.adaptation.surfaces.base import Surface, refuse_replaced
 from ttapca.errors import AttachError, ShapeError
 from ttapca.spectral.stream import ScaleGivenBack, Stream
-from ttapca.support.norm_layers import (
-    LARGE,
-    BatchNormKind,
-    Forward,
-    can_be_quick,
-    channel_moments,
-    mixed_moments,
-    running_statistics,
-    with_running_statistics,
-)
+from ttapca.support import norm_layers as norms
 from ttapca.support.wrapping import Wrapper
 
 
@@ -71,7 +62,7 @@ class BatchNormStatistics(Surface):
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
         """Take over every BatchNorm layer that has running statistics."""
         super().attach(model, stream)
-        layers = list(with_running_statistics(model).values())
+        layers = list(norms.with_running_statistics(model).values())
         if self._required and not layers:
             raise AttachError(
                 "Batch statistics need BatchNorm layers with running statistics; the model has "
@@ -100,9 +91,9 @@ class BatchNormLayer(Wrapper):
     replaces = True
 
     def __init__(self, surface: BatchNormStatistics, layer: _BatchNorm, weight: float) -> None:
-        self.surface, self.kind, self.weight = surface, BatchNormKind(layer), weight
+        self.surface, self.kind, self.weight = surface, norms.BatchNormKind(layer), weight
 
-    def __call__(self, forward: Forward, /, input: Tensor) -> Any:
+    def __call__(self, forward: norms.Forward, /, input: Tensor) -> Any:
         """Normalise a batch; the argument has the name that torch's own layers give it."""
         if not self.surface.enabled:
             return forward(input)
@@ -110,13 +101,15 @@ class BatchNormLayer(Wrapper):
         if alpha == 0.0:
             return kind.plain(input, forward)
         # Of a large batch, our own moments are quicker than those of torch.
-        quick = input.numel() >= LARGE and can_be_quick(input)
+        quick = input.numel() >= norms.LARGE and norms.can_be_quick(input)
         if alpha == 1.0 and kind.is_plain and not quick:
             return F.batch_norm(
                 input, None, None, layer.weight, layer.bias, training=True, eps=layer.eps
             )
         values = kind.values(input)
-        moments = mixed_moments(alpha, channel_moments(values), running_statistics(layer))
+        moments = norms.mixed_moments(
+            alpha, norms.channel_moments(values), norms.running_statistics(layer)
+        )
         return kind.normalised(values, moments, input, forward)
 
     def _weight_of(self, x: Tensor) -> float:

@@ -153,11 +153,7 @@ class StreamStatistics(Surface):
     def weights_of(
         self, batch: StreamBatch, past: LayerMoments, counts: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return weights, numbers of independent images, and of images, (groups, layers) each.
-
-        The weights are those of the test data in layers with feature maps, and in others. `past`
-        is that of the groups, and `counts` are the independent images in the batch.
-        """
+        """Return weights with maps and without, independent images, images, (groups, layers)."""
         sizes = batch.sizes(adapted=True)[:, None].to(counts)
         fading = torch.exp(-sizes / batch.memory)
         total = past.independent.to(counts) * fading + counts
@@ -174,8 +170,7 @@ class StreamStatistics(Surface):
     def change(self, batch: StreamBatch, other: ClassPlan) -> list[float]:
         """Return how much statistics of each stream change with another plan, from 0 to 1.
 
-        That is the largest of any layer: the difference of the weights of the test data, or the
-        share of images whose class is another one, times the weight of these images.
+        That is the largest of any layer: of its weight, or of the share of other classes times it.
         """
         found = [0.0] * len(batch.states)
         if batch.plan is None or not self.layers:
@@ -315,11 +310,7 @@ class LayerPass:
         return found
 
     def together(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the moments of this batch in all layers, side by side.
-
-        These are mean, from that of the source, and variance, shape (groups, channels) each, and
-        whether a layer has any, shape (groups, layers).
-        """
+        """Return mean and variance of this batch in all layers, and which layers have any."""
         batch = self._batch
         shifts, variances, seen = [], [], []
         for number, layer in enumerate(self._layers):

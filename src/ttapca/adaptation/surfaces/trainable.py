@@ -41,11 +41,7 @@ def has_surface(model: nn.Module, kind: type[Surface]) -> bool:
 
 
 class Weights(Surface):
-    """Copies of some of the model's weights, which take their place during a forward pass.
-
-    Gradient steps move the copies, so the model's own parameters and its state dict stay as they
-    were. `select` chooses the parameters, `what` names them in errors.
-    """
+    """Copies of the weights that `select` chooses, which steps move and forward passes use."""
 
     def __init__(self, select: Select, what: str) -> None:
         super().__init__()
