@@ -100,7 +100,7 @@ class SourceChannels:
 
         Return their class probabilities, (images, classes); None if the model predicts none.
         """
-        images = len(inputs.first)
+        images = len(inputs.samples)
         weights = torch.ones(images, dtype=torch.float64) if weights is None else weights
         batch = ChannelSums(images)
         rows: dict[str, Tensor] = {}  # (images, 2, channels)
