@@ -14,16 +14,8 @@ from torch import Tensor, nn
 
 from ttapca.datasets import Images, TensorBatches, to_tensor
 from ttapca.errors import LayerOutputError, NotEnoughDataError, OptionError, ShapeError
-from ttapca.networks import (
-    Evaluation,
-    build,
-    class_iou,
-    confusion_matrix,
-    evaluate,
-    expected_calibration_error,
-    mean_iou,
-)
-from ttapca.networks.evaluation import Predict, predict_all
+from ttapca.networks import Evaluation, build, evaluate, expected_calibration_error, mean_iou
+from ttapca.networks.evaluation import Predict, class_iou, confusion_matrix, predict_all
 
 
 def random_images(n: int, classes: int = 3) -> Images:
@@ -271,6 +263,8 @@ def test_mean_iou_of_pixels() -> None:
     classes = logits.argmax(1)
     assert mean_iou(logits, labels, 3) == mean_iou(classes, labels, 3)
     assert mean_iou(labels, labels, 3) == 100.0
+    with pytest.raises(ShapeError, match="as many batches"):
+        mean_iou(labels.split(1), [labels[:1]], 3)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ttapca.benchmark.rows import CLEAN, Fingerprint
-from ttapca.corruptions import (
-    CIFAR_C,
-    IMAGENET_C,
-    default_table,
-    load_table,
-    load_textures,
-)
+from ttapca.corruptions import CIFAR_C, IMAGENET_C, default_table, load_table, load_textures
 from ttapca.corruptions.apply import corrupt_any_size, needs_photographs
 from ttapca.datasets import Choice, Images, Split, choose, load, read_cifar_c
 from ttapca.errors import DataFormatError, EngineError, NotEnoughDataError, OptionError
@@ -198,14 +192,8 @@ class ImageSource:
             return self.clean
         if self.folder is not None:
             return self._read(self.folder, corruption, severity)
-        pixels = corrupt_any_size(
-            self.clean.images,
-            corruption,
-            severity,
-            self.seed,
-            table=self.table,
-            textures=self.textures,
-        )
+        spoil = partial(corrupt_any_size, table=self.table, textures=self.textures)
+        pixels = spoil(self.clean.images, corruption, severity, self.seed)
         return Images(pixels, self.clean.labels, self.clean.class_names)
 
     def _read(self, folder: Path, corruption: str, severity: int) -> Images:

@@ -188,12 +188,7 @@ def default_table(height: int, width: int) -> str:
 
 
 def table_in_words(table: str | Path | None, height: int, width: int) -> str:
-    """Say which table images of a size get, and why: a user who names none should know it.
-
-    Example:
-        >>> table_in_words(None, 32, 32)
-        'severities of cifar-c, the default for 32 x 32'
-    """
+    """Say which table images of a size get, and why."""
     reason = "as asked" if table else f"the default for {height} x {width}"
     return f"severities of {load_table(table or default_table(height, width)).name}, {reason}"
 

@@ -110,7 +110,8 @@ class ModelInputs:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of a sample, the first one if they differ."""
-        return tuple(self.samples[0].shape)
+        given = self.samples
+        return tuple(given.shape[1:] if isinstance(given, Tensor) else given[0].shape)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
         """Return the arguments with every tensor changed."""
@@ -230,6 +231,7 @@ class SourceActivations:
         self.batch_size = 1  # samples in the first batch, once probed
         self.samples: int | None = None  # how many there are, if the data tell; once probed
         self.classes = 0  # that the model predicts, once probed
+        self.of_places = False  # whether it predicts them for every place of a sample
 
     def probe(self) -> None:
         """Run a sample or two through the whole model to see what the layer takes and returns."""
@@ -242,6 +244,7 @@ class SourceActivations:
         self.samples = _count_samples(self._data, self.batch_size)
         logits = found_logits(output, self.find_logits)
         self.classes = 0 if logits is None else logits.shape[1]
+        self.of_places = logits is not None and logits.dim() > 2
         # Not before the hook is gone: with one, a layer does not count as affine.
         folds = acts_on_input(self.layer, shapes.input, shapes.output, self.data_shape)
         self.shapes = Shapes(shapes.input, shapes.output, folds)
@@ -375,18 +378,14 @@ class SourceActivations:
             raise LayerOutputError(f"`{self.path}` was not called in the forward pass of a batch.")
         return reached[0], samples_in(given[0]) if given else None
 
-    def _check(
-        self, activation: Tensor, config: PassConfig, where: str, inputs: ModelInputs
-    ) -> None:
+    def _check(self, activation: Tensor, config: PassConfig, where: str, some: ModelInputs) -> None:
         if tuple(activation.shape[1:]) != config.shape:
             raise ShapeError(
                 f"All batches must give samples of one shape at `{self.path}`; {where} gave "
                 f"{tuple(activation.shape[1:])}, the first one {config.shape}."
             )
         if not torch.isfinite(activation).all():
-            given = inputs.samples
-            parts = [given] if isinstance(given, Tensor) else given
-            finite = all(bool(torch.isfinite(each).all()) for each in parts)
+            finite = all(bool(torch.isfinite(each).all()) for each in some.samples)
             place = f"the {config.at} of `{self.path}`" if finite else "the data"
             raise NonFiniteError(
                 f"Fitting needs finite numbers; found NaN or infinity in {place} at {where} "

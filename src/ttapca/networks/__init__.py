@@ -15,14 +15,7 @@ from ttapca.networks.checkpoints import (
     packaged,
     packaged_filters,
 )
-from ttapca.networks.evaluation import (
-    Evaluation,
-    class_iou,
-    confusion_matrix,
-    evaluate,
-    expected_calibration_error,
-    mean_iou,
-)
+from ttapca.networks.evaluation import Evaluation, evaluate, expected_calibration_error, mean_iou
 from ttapca.networks.layer_costs import LayerFacts, LayerTable, describe_layers
 from ttapca.networks.network import NORMALISATIONS, ImageNetwork, Normalisation, normalisation_of
 from ttapca.networks.rotation import RotationHead, RotationNetwork, add_rotation_head, turn
@@ -44,8 +37,6 @@ __all__ = [
     "TrainingOptions",
     "add_rotation_head",
     "build",
-    "class_iou",
-    "confusion_matrix",
     "describe_layers",
     "evaluate",
     "expected_calibration_error",

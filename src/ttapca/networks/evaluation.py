@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -197,8 +198,6 @@ def confusion_matrix(
 ) -> Tensor:
     """Count pairs of label and predicted class, int64, shape (classes, classes), labels in rows.
 
-    The matrices of batches add up.
-
     Args:
         predicted: A class for each label, or logits, (batch, classes, ...).
         labels: Classes from 0 on, of any shape: of images, (batch,), or of pixels.
@@ -216,7 +215,7 @@ def confusion_matrix(
         raise ShapeError(
             "Each label needs a predicted class, or logits of shape (batch, classes, ...); found "
             f"predictions of shape {tuple(predicted.shape)} for labels of shape "
-            f"{tuple(labels.shape)} and {classes} classes. Resize one of them."
+            f"{tuple(labels.shape)}, {classes} classes. Resize one of them."
         )
     if ignore is not None:
         found, labels = found[labels != ignore], labels[labels != ignore]
@@ -231,12 +230,7 @@ def confusion_matrix(
 
 
 def class_iou(confusion: Tensor) -> Tensor:
-    """Return the intersection over union of each class in percent; NaN if no label has it.
-
-    Example:
-        >>> class_iou(torch.tensor([[1, 1], [0, 1]])).tolist()
-        [50.0, 50.0]
-    """
+    """Return the intersection over union of each class in percent; NaN if no label has it."""
     right, labelled = confusion.diagonal().double(), confusion.sum(1).double()
     union = labelled + confusion.sum(0) - right
     return torch.where(labelled > 0, 100 * right / union.clamp(min=1), torch.nan)
@@ -259,9 +253,12 @@ def mean_iou(
         50.0
     """
     one, two = ([each] if isinstance(each, Tensor) else each for each in (predicted, labels))
-    pairs = zip(one, two, strict=True)
     total = torch.zeros(classes, classes, dtype=torch.int64)
-    for found, wanted in pairs:
+    for found, wanted in itertools.zip_longest(one, two):
+        if found is None or wanted is None:
+            raise ShapeError(
+                "Predictions and labels need as many batches; found different numbers."
+            )
         total += confusion_matrix(found, wanted, classes, ignore)
     if not bool(total.any()):
         raise NotEnoughDataError("A mean IoU needs labels that are not ignored; found none.")

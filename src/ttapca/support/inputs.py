@@ -62,8 +62,7 @@ def _samples(batch: Mapping[str, Any]) -> tuple[Any] | None:
 def mapped_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return a value with all that is in lists, tuples and dicts of it changed, or it itself."""
     if isinstance(value, Mapping):
-        # Of the same type: a model may ask for attributes of it.
-        found = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
+        found = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)  # its type
         found.update({name: mapped_tensors(each, change) for name, each in value.items()})
         return found
     if type(value) in (list, tuple):
