@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import ttapca
-from benchmark.worlds import DIGITS_PLAN, small_subject
+from benchmark.worlds import DIGITS_PLAN, Recorder, small_subject
 from ttapca.benchmark import Benchmark, ImageSource, Results, Row
 from ttapca.benchmark.subject import ImageCache, read_measured
 from ttapca.corruptions import corrupt
 from ttapca.corruptions.apply import corrupt_any_size
 from ttapca.datasets import Images, read_digits, to_tensor
+from ttapca.engines import SerialEngine
 from ttapca.errors import (
     DataFormatError,
     DataNotFoundError,
@@ -54,6 +55,39 @@ def test_large_images_say_which_severities_they_have() -> None:
     assert source.name == "generated with imagenet-c, seed 0"
     found = source.images([("contrast", 3)]).images
     assert np.array_equal(found, corrupt(pixels, "contrast", 3, table="imagenet-c"))
+
+
+def test_the_severities_can_be_chosen(tmp_path: Path) -> None:
+    clean = colour_images()
+    harsh = ImageSource(clean, table="imagenet-c")
+    assert harsh.name == "generated with imagenet-c, seed 0"
+    expected = corrupt(clean.images, "contrast", 3, table="imagenet-c")
+    assert np.array_equal(harsh.images([("contrast", 3)]).images, expected)
+    assert ImageSource(clean, table="cifar-c").name == "generated, seed 0"
+    own = tmp_path / "own.toml"
+    own.write_text('name = "mine"\n[contrast]\nfactor = 0.5\n')
+    mine = ImageSource(clean, table=str(own))
+    name = mine.name
+    assert name.startswith("generated with mine ")
+    pixels = mine.images([("contrast", 3)]).images
+    assert np.array_equal(pixels, corrupt(clean.images, "contrast", 1, table=own))
+    own.write_text('name = "mine"\n[contrast]\nfactor = 0.4\n')
+    assert ImageSource(clean, table=str(own)).name != name
+    with pytest.raises(DataNotFoundError, match="photographs"):  # those that ship are for cifar-c
+        harsh.check([("frost", 3)])
+
+
+@pytest.mark.parametrize(
+    ("table", "said"), [(None, "the default for 8 x 8"), ("cifar-c", "as asked")]
+)
+def test_a_comparison_says_which_severities_it_takes(
+    tmp_path: Path, table: str | None, said: str
+) -> None:
+    for names, expected in (("clean", []), ("fog", [f"severities of cifar-c, {said}"])):
+        recorder = Recorder()
+        plan = UNFILTERED.changed(table=table, corruptions=(names,))
+        Benchmark(plan, reporter=recorder).prepare(tmp_path / "r.sqlite", SerialEngine())
+        assert [each for each in recorder.notes if "severities" in each] == expected
 
 
 def test_a_small_image_is_blurred_as_a_large_one_is() -> None:

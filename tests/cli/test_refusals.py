@@ -203,6 +203,8 @@ CALLS = {
         ("--methods bn --lr 5", 2, "--lr would have no effect: no method learns"),
         ("--methods tent --lr 5 --option tent.lr=1", 2, "--lr would .* its own, tent.lr"),
         ("--corrupted c --corruption-seed 5", 2, r"--corruption-seed would .* from c\."),
+        ("--corrupted c --table imagenet-c", 2, r"--table would .* from c\."),
+        ("--table imagenet", 2, "A table is one of cifar-c, imagenet-c.*Did you mean `imagenet-c`"),
         ("--dry-run --json", 2, "--json would have no effect: a dry run measures nothi"),
         ("--option tent.lr=1 --option tent.lr=2", 2,
          "`tent.lr` is given twice; the first of the two would be lost."),

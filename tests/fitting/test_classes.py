@@ -195,3 +195,33 @@ def test_pairs_of_a_layer_without_moments_are_refused(tmp_path: Path) -> None:
     # If it is read, its pairs say nothing, because no such layer is ever called.
     adapter = ttapca.adapt(network(), "wiener", filter=loaded, order="auto")
     assert adapter(pictures(torch.zeros(4, dtype=torch.long), 1)).shape == (4, CLASSES)
+
+
+def test_scenes_reach_as_far_as_those_of_a_place() -> None:
+    """A scene has some of every class, so stretches or groups take the place of classes."""
+    generator = torch.Generator().manual_seed(0)
+    places = 0.7 * torch.randn(4, 3, 6, 6, generator=generator)  # of 64 scenes each, in order
+    data = places.repeat_interleave(64, 0) + torch.randn(256, 3, 6, 6, generator=generator)
+    body = [torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*body, torch.nn.Conv2d(4, 3, 1)).eval()
+    found = ttapca.fit(model, "0", data)
+
+    def slow(fitted: ttapca.FittedFilter, length: int) -> Tensor:
+        rows = fitted.basis.project(data.flatten(1) - fitted.center_).double()
+        squares = []
+        for own in rows.split(length):  # each has one more, the mean of all
+            squares.append(((own.sum(0) + rows.mean(0)) / (length + 1)).square())
+        variances = fitted.source_variance_
+        within = (variances - torch.stack(squares).mean(0)).clamp(min=variances / 64)
+        return torch.stack(squares).amax(0) / within
+
+    assert found.class_reach_ is not None
+    torch.testing.assert_close(found.class_reach_.double(), slow(found, 32), rtol=1e-3, atol=1e-4)
+    named = ttapca.fit(model, "0", data, groups=[number // 64 for number in range(256)])
+    assert named.class_reach_ is not None
+    torch.testing.assert_close(named.class_reach_.double(), slow(named, 64), rtol=1e-3, atol=1e-4)
+    order = torch.randperm(256, generator=generator)
+    shuffled = ttapca.fit(model, "0", data[order]).class_reach_
+    assert shuffled is not None
+    # The first components are those in which places differ.
+    assert float(found.class_reach_[:3].min()) > 2 * float(shuffled[:3].max())

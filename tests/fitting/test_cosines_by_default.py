@@ -50,6 +50,8 @@ def test_images_get_cosines(make: Callable[[], nn.Module], data: Tensor) -> None
     assert fitted.n_components_ == data[0].numel()
     assert not fitted.basis.principal
     assert fitted.outliers_ is not None
+    assert f"cosines of the input {tuple(data.shape[1:])})" in repr(fitted)
+    assert "folded" not in repr(fitted)
 
 
 @pytest.mark.parametrize("n_components", [30, 0.5])
@@ -57,6 +59,7 @@ def test_a_rank_asks_for_principal_components(n_components: int | float) -> None
     fitted = ttapca.fit(network(), "0", unknown(), n_components)
     assert fitted.route == "folded"
     assert fitted.basis.principal
+    assert "folded (3, 20, 20) -> (8, 20, 20)" in repr(fitted)
 
 
 def test_pca_asks_for_principal_components() -> None:

@@ -88,6 +88,16 @@ def test_with_less_memory_another_route_is_taken() -> None:
         plan_of(problem, memory=2**20)
 
 
+def test_the_exact_route_without_memory_names_the_folded_one() -> None:
+    problem = Problem(*STEM_32, True, 500, 50_000, 200)
+    with pytest.raises(OutOfMemoryError, match=r"the exact route .*`route='folded'`.* in 0\.\d GB"):
+        plan_of(problem, "exact", memory=GB // 4)
+    # Of a layer that is not affine it would be of no use.
+    with pytest.raises(OutOfMemoryError, match="the exact route") as found:
+        plan_of(Problem(*STEM_32, False, 500, 50_000, 200), "exact", memory=GB // 4)
+    assert "folded" not in str(found.value)
+
+
 def test_fit_refuses_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ttapca.fitting.plan.available_memory", lambda: 1000)
     calls = []

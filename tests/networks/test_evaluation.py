@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ttapca.datasets import Images, TensorBatches, to_tensor
 from ttapca.errors import LayerOutputError, NotEnoughDataError, OptionError, ShapeError
-from ttapca.networks import Evaluation, build, evaluate, expected_calibration_error
-from ttapca.networks.evaluation import Predict, predict_all
+from ttapca.networks import Evaluation, build, evaluate, expected_calibration_error, mean_iou
+from ttapca.networks.evaluation import Predict, class_iou, confusion_matrix, predict_all
 
 
 def random_images(n: int, classes: int = 3) -> Images:
@@ -222,3 +222,72 @@ def test_some_images_of_a_stream() -> None:
     assert part.seconds == pytest.approx(found.seconds / 3)
     with pytest.raises(NotEnoughDataError, match="found none"):
         found.evaluation(torch.zeros(6, dtype=torch.bool))
+
+
+def slow_iou(predicted: list[int], labels: list[int], ignore: int | None) -> dict[int, float]:
+    """Intersection over union of each class that labels have, one pixel after the other."""
+    found = {}
+    for each in set(labels) - {ignore}:
+        both = either = 0
+        for one, two in zip(predicted, labels, strict=True):
+            if two != ignore:
+                both += one == each and two == each
+                either += one == each or two == each
+        found[each] = 100 * both / either
+    return found
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=60),
+    st.sampled_from([4, 2]),
+    st.integers(1, 7),
+)
+def test_mean_iou(pairs: list[tuple[int, int]], ignore: int, size: int) -> None:
+    pairs = [*pairs, (0, 1), (3, 3)]
+    predicted, labels = map(list, zip(*pairs, strict=True))
+    labels = [ignore if each == 4 else each for each in labels]
+    slow = slow_iou(predicted, labels, ignore)
+    one, two = torch.tensor(predicted), torch.tensor(labels)
+    expected = pytest.approx(sum(slow.values()) / len(slow))
+    assert mean_iou(one, two, 4, ignore) == expected
+    assert mean_iou(iter(one.split(size)), two.split(size), 4, ignore) == expected
+    logits = torch.nn.functional.one_hot(one, 4).double()
+    assert mean_iou(logits, two.byte(), 4, ignore) == expected
+    each = class_iou(confusion_matrix(one, two, 4, ignore))
+    assert {k: float(v) for k, v in enumerate(each) if not v.isnan()} == pytest.approx(slow)
+
+
+def test_mean_iou_of_pixels() -> None:
+    logits = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(40).reshape(2, 5, 4) % 3
+    classes = logits.argmax(1)
+    assert mean_iou(logits, labels, 3) == mean_iou(classes, labels, 3)
+    assert mean_iou(labels, labels, 3) == 100.0
+    with pytest.raises(ShapeError, match="as many batches"):
+        mean_iou(labels.split(1), [labels[:1]], 3)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "labels", "error", "message"),
+    [
+        (
+            torch.zeros(2, 3),
+            torch.zeros(2, 4),
+            ShapeError,
+            r"\(2, 3\) for labels of shape \(2, 4\)",
+        ),
+        (
+            torch.zeros(2),
+            torch.tensor([0, 255]),
+            OptionError,
+            "from 0 to 1; found some from 0 to 255",
+        ),
+        (torch.tensor([0, 2]), torch.zeros(2), OptionError, "Predictions are classes"),
+        (torch.zeros(2), torch.full((2,), 9), NotEnoughDataError, "not ignored; found none"),
+    ],
+)
+def test_what_has_no_mean_iou(
+    predicted: Tensor, labels: Tensor, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        mean_iou(predicted, labels, 2, ignore=9)

@@ -26,7 +26,7 @@ from ttapca.fitting.attachment import detach_filter
 from ttapca.spectral.stream import Attributes, Stream, tensors_in
 from ttapca.spectral.stream_batch import ImageRows, StreamBatch
 from ttapca.spectral.stream_state import StreamState
-from ttapca.support.inputs import explained_inputs
+from ttapca.support.inputs import explained_inputs, first_samples, mapped_tensors
 from ttapca.support.modules import (
     check_model,
     device_and_dtype,
@@ -219,8 +219,8 @@ class Adapter(nn.Module):
     def _answer(self, name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         if not self._enabled:
             return self._run_plain(*inputs, **options)
-        values = (*inputs, *options.values())
-        size = next((len(each) for each in values if isinstance(each, Tensor) and each.dim()), None)
+        samples = first_samples((*inputs, *options.values()))
+        size = None if samples is None else len(samples)
         if size == 0:  # there is nothing to learn from it, and no mean that could be taken
             with self.disabled(), torch.no_grad():
                 return self._run_plain(*inputs, **options)
@@ -267,8 +267,8 @@ class Adapter(nn.Module):
                 return self.predictor.predict(self._run, *inputs, **options)
         # Gradients need tensors that were made outside of inference mode.
         with torch.inference_mode(False):
-            inputs = tuple(_without_inference(value) for value in inputs)
-            options = {name: _without_inference(value) for name, value in options.items()}
+            inputs = mapped_tensors(inputs, _without_inference)
+            options = mapped_tensors(options, _without_inference)
             # Autocast would keep its casts until its block ends, and so run the model with weights
             # as they were before they were moved, or exchanged.
             torch.clear_autocast_cache()

@@ -18,7 +18,7 @@ from ttapca.benchmark import paper
 from ttapca.benchmark.rows import AMONG, CLEAN, JOINT, SETTINGS, Cell, Setting
 from ttapca.benchmark.subject import Condition, Subject
 from ttapca.corruptions import SEVERITIES, STANDARD
-from ttapca.corruptions.catalogue import find_all
+from ttapca.corruptions.catalogue import find_all, load_table
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
 from ttapca.fitting.plan import RouteChoice
 from ttapca.methods.method import registration
@@ -56,6 +56,7 @@ class Plan:
         outputs: `multiclass`, `binary` or `multilabel`; None to tell by the shape of the outputs.
         images: How many test images, chosen as `ttapca.datasets.choose` does; None for all.
         corrupted: A folder in the CIFAR-C layout; None to make the corrupted images.
+        table: How strong the severities of images made in memory are; see `ttapca.corruptions`.
         corruption_seed: For making corrupted images.
         method: Options of single methods, by name; `filter = true` puts a filter below one.
 
@@ -84,6 +85,7 @@ class Plan:
     outputs: EvaluatedKind | None = None
     images: Annotated[int, Whole(1, 10**9)] | None = None
     corrupted: str | None = None
+    table: str | None = None
     corruption_seed: int = 0
     method: Annotated[Options, Record(others=Record(others=rules.Plain()))] = field(
         default_factory=dict
@@ -102,6 +104,8 @@ class Plan:
                 "`gradual` raises and lowers the severity of corruptions; found clean images only. "
                 "Name a corruption, or take another setting."
             )
+        if self.table is not None:
+            load_table(self.table)
         for method in self.methods:
             registration(method)
         for method, options in self.method.items():

@@ -22,7 +22,7 @@ from ttapca.benchmark.measurement import Written, not_measured, run_unit
 from ttapca.benchmark.plan import Unit
 from ttapca.benchmark.results import Results
 from ttapca.benchmark.rows import Row
-from ttapca.benchmark.subject import Condition, ImageCache, ImageSource, Subject
+from ttapca.benchmark.subject import Condition, ImageCache, Subject
 from ttapca.engines import Engine, Finished, Lost, SerialEngine
 from ttapca.engines.artifacts import Artifact, folder_beside, write_artifact
 from ttapca.support.disk import make_folder
@@ -155,7 +155,7 @@ def _remote_work(subject: Subject, units: Sequence[Unit], folder: Path) -> Itera
         corrupted, textures = (
             each and each.absolute() for each in (source.folder, source.textures)
         )
-        bare = ImageSource(source.clean, corrupted, source.seed, textures, source.rows)
+        bare = replace(source, folder=corrupted, textures=textures, cache=None, recipe=None)
         whole = write_artifact(
             replace(subject, source=bare),
             folder,

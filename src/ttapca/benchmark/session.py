@@ -30,6 +30,7 @@ from ttapca.benchmark.subject import (
     images_fingerprint,
     read_measured,
 )
+from ttapca.corruptions.catalogue import table_in_words
 from ttapca.datasets import CIFAR10_500, FROST, Choice, Images, Split, TensorBatches, choose, load
 from ttapca.engines import Engine, engine_of
 from ttapca.errors import NotEnoughDataError, OptionError
@@ -139,6 +140,9 @@ class Benchmark:
             subject.source.recipe = partial(
                 read_measured, data, self.split, self.plan.images, fingerprint, **self._reading
             )
+        if corruptions and not self.plan.corrupted:
+            size = subject.source.clean.images.shape[1:3]
+            self.reporter.note(table_in_words(self.plan.table, *size))
         if self.plan.images is not None:
             self.reporter.note(f"{self._chosen.selection} of `{self._data_name}`")
         return subject
@@ -232,6 +236,7 @@ class Benchmark:
             plan.corruption_seed,
             Path(self.root).expanduser() / FROST if self.root else None,
             None if chosen.first else chosen.rows,
+            table=plan.table,
         )
         data = self._data_name  # other sizes, and a choice of the images, are other data
         data += "".join(f" {side}" for side in (self.size, self.shorter_side) if side is not None)
@@ -315,6 +320,7 @@ class Benchmark:
             "--lr": cell.lr or None,
             "--corrupted": plan.corrupted,
             # A folder has its images already: the command refuses a seed beside it.
+            "--table": None if plan.corrupted else plan.table,
             "--corruption-seed": None if plan.corrupted else plan.corruption_seed or None,
         }
         given = plan.method.get(cell.method, {}).items()

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ttapca.benchmark.rows import CLEAN, Fingerprint
-from ttapca.corruptions import CIFAR_C, default_table, load_textures
+from ttapca.corruptions import CIFAR_C, IMAGENET_C, default_table, load_table, load_textures
 from ttapca.corruptions.apply import corrupt_any_size, needs_photographs
 from ttapca.datasets import Choice, Images, Split, choose, load, read_cifar_c
 from ttapca.errors import DataFormatError, EngineError, NotEnoughDataError, OptionError
@@ -124,6 +124,7 @@ class ImageSource:
         rows: Which of all test images the clean ones are; the first ones by default.
         cache: Shares the images that several processes make.
         recipe: Reads the clean images on another machine.
+        table: The severities of corrupted images made in memory, as for `ttapca.corruptions`.
 
     Example:
         >>> from ttapca.datasets import read_digits
@@ -139,6 +140,7 @@ class ImageSource:
     rows: NDArray[np.int64] | None = None
     cache: ImageCache | None = None
     recipe: Callable[[], Images] | None = None
+    table: str | None = None
     _kept: tuple[tuple[Condition, ...], Images] | None = field(default=None, init=False, repr=False)
 
     @property
@@ -146,8 +148,11 @@ class ImageSource:
         """Where corrupted images come from, as a `Cell` says it."""
         if self.folder is not None:
             return self.folder.name
-        table = default_table(*self.clean.images.shape[1:3])
+        table = self.table or default_table(*self.clean.images.shape[1:3])
         with_table = "" if table == CIFAR_C else f" with {table}"
+        if table not in (CIFAR_C, IMAGENET_C):  # another file may have its name
+            loaded = load_table(table)
+            with_table = f" with {loaded.name} {loaded.digest[:8]}"
         return f"generated{with_table}, seed {self.seed}"
 
     def check(self, conditions: Sequence[Condition]) -> None:
@@ -156,7 +161,7 @@ class ImageSource:
         if self.folder is not None:
             for condition in corrupted:
                 self._read(self.folder, *condition)
-        elif any(needs_photographs(self.clean.images, name) for name, _ in corrupted):
+        elif any(needs_photographs(self.clean.images, name, self.table) for name, _ in corrupted):
             load_textures(self.textures)
 
     def images(self, conditions: Sequence[Condition]) -> Images:
@@ -187,9 +192,8 @@ class ImageSource:
             return self.clean
         if self.folder is not None:
             return self._read(self.folder, corruption, severity)
-        pixels = corrupt_any_size(
-            self.clean.images, corruption, severity, self.seed, textures=self.textures
-        )
+        spoil = partial(corrupt_any_size, table=self.table, textures=self.textures)
+        pixels = spoil(self.clean.images, corruption, severity, self.seed)
         return Images(pixels, self.clean.labels, self.clean.class_names)
 
     def _read(self, folder: Path, corruption: str, severity: int) -> Images:

@@ -143,6 +143,11 @@ RouteOption = Annotated[str | None, Option(metavar="NAME", help=ROUTE)]
 OutputsOption = Annotated[
     str | None, Option("--outputs", metavar="KIND", help=f"{OUTPUTS} (default: by their shape).")
 ]
+TABLE = (
+    "How strong severities are: cifar-c, imagenet-c, or the path of a TOML file. By default "
+    "imagenet-c from a shorter side of 96 pixels on, cifar-c below."
+)
+TableOption = Annotated[str | None, Option(metavar="NAME", help=TABLE)]
 FilterOption = Annotated[
     Path | None,
     Option(metavar="DIR", exists=True, file_okay=False, help="A filter from `ttapca fit`."),

@@ -54,6 +54,7 @@ class PlanOptions:
     corrupted: Annotated[
         str | None, Option(metavar="DIR", help="A folder of CIFAR-C (default: made in memory).")
     ] = None
+    table: arguments.TableOption = None
     corruption_seed: Annotated[int | None, Option(help="Seed of images made in memory.")] = None
     option: Annotated[
         list[str] | None,
@@ -151,7 +152,10 @@ def refuse_without_effect(plan: Plan, given: Mapping[str, object]) -> None:
         "that has one, such as wiener.",
     )
     arguments.refuse(
-        {"--corruption-seed": None not in (given.get("corruption_seed"), plan.corrupted)},
+        {
+            f"--{name.replace('_', '-')}": None not in (given.get(name), plan.corrupted)
+            for name in ("corruption_seed", "table")
+        },
         "would have no effect: it is for images that are made in memory, and these are read from "
         f"{plan.corrupted}. Leave it out.",
     )

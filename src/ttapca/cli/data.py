@@ -36,10 +36,6 @@ MISSING = "not there; get it with: ttapca data get"
 
 DATASET = "cifar10, cifar100, or the path of an .npz file or of a folder."
 CORRUPTIONS = "Names, all, standard (15), extra (4)."
-TABLE = (
-    "How strong severities are: cifar-c, imagenet-c, or the path of a TOML file. By default "
-    "imagenet-c from a shorter side of 96 pixels on, cifar-c below."
-)
 
 
 def get(
@@ -110,7 +106,7 @@ def corrupt(
         str, Option(help=CORRUPTIONS, autocompletion=arguments.COMPLETE_CORRUPTIONS)
     ] = "all",
     severities: Annotated[str, Option(help="Such as 1-5, or 1,3,5.")] = "1-5",
-    table: Annotated[str | None, Option(help=TABLE)] = None,
+    table: arguments.TableOption = None,
     seed: Annotated[int, Option(help="The same seed gives the same bytes.")] = 0,
     size: arguments.ImageSize = None,
     shorter_side: arguments.ShorterSide = None,
@@ -124,7 +120,7 @@ def corrupt(
     import joblib  # knows the limits of containers
     import numpy as np
 
-    from ttapca.corruptions.catalogue import find_all
+    from ttapca.corruptions.catalogue import find_all, table_in_words
     from ttapca.corruptions.writing import Export
 
     names = find_all(arguments.separated(corruptions) or ())
@@ -146,8 +142,7 @@ def corrupt(
         table=table,
         textures=photographs if photographs.is_dir() else None,  # else the small ones that ship
     )
-    reason = "as asked" if table else f"the default for {' x '.join(map(str, export.shape[1:3]))}"
-    typer.echo(f"severities of {export.severity_table.name}, {reason}", err=True)
+    typer.echo(table_in_words(table, *export.shape[1:3]), err=True)
     missing, done = export.missing(), dict[str, int]()
     there = len(names) - len(missing)
     typer.echo(f"{export.to}: {there} of {len(names)} files are there", err=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -146,6 +146,7 @@ def corrupt_any_size(
     seed: int = 0,
     *,
     indices: Sequence[int] | NDArray[np.int64] | None = None,
+    table: str | Path | None = None,
     textures: Path | None = None,
 ) -> Pixels:
     """Return corrupted images of the same shape, as `corrupt` does, also of small or grey images.
@@ -161,6 +162,7 @@ def corrupt_any_size(
         severity: From 1 to 5.
         seed: From 0 on.
         indices: The index of each image in its data set; by default they are counted from 0.
+        table: The severities, as for `corrupt`.
         textures: For frost on images larger than CIFAR's: the folder of its photographs.
 
     Example:
@@ -168,25 +170,27 @@ def corrupt_any_size(
         >>> corrupt_any_size(digits, "brightness", 3)[1, 0, 0].tolist()
         [138]
     """
-    if not needs_photographs(images, corruption):
+    spoil = partial(corrupt, seed=seed, indices=indices, table=table)
+    if not needs_photographs(images, corruption, table):
         textures = None
     if not _is_small(images):
-        return corrupt(images, corruption, severity, seed, indices=indices, textures=textures)
+        return spoil(images, corruption, severity, textures=textures)
     height, width, channels = images.shape[1:]
     above, left = (max(0, SMALLEST_SIDE - side + 1) // 2 for side in (height, width))
     large = np.pad(images, [(0, 0), (above, above), (left, left), (0, 0)], mode="symmetric")
     if channels == 1:
         large = np.repeat(large, CHANNELS, axis=3)
     frost = _drawn_textures()
-    spoilt = corrupt(large, corruption, severity, seed, indices=indices, textures=frost)
+    spoilt = spoil(large, corruption, severity, textures=frost)
     middle = spoilt[:, above : above + height, left : left + width]
     return np.ascontiguousarray(middle[..., 1:2] if channels == 1 else middle)
 
 
-def needs_photographs(images: Pixels, corruption: str) -> bool:
+def needs_photographs(images: Pixels, corruption: str, table: str | Path | None = None) -> bool:
     """Return whether a corruption of these images takes photographs of frost that do not ship."""
     height, width = images.shape[1:3]
-    ship = default_table(height, width) == CIFAR_C and textures_ship(height, width, SHRUNK_BY)
+    usual = (table or default_table(height, width)) == CIFAR_C
+    ship = usual and textures_ship(height, width, SHRUNK_BY)
     return find(corruption).needs_textures and not _is_small(images) and not ship
 
 

@@ -187,6 +187,12 @@ def default_table(height: int, width: int) -> str:
     return CIFAR_C if min(height, width) < 96 else IMAGENET_C
 
 
+def table_in_words(table: str | Path | None, height: int, width: int) -> str:
+    """Say which table images of a size get, and why."""
+    reason = "as asked" if table else f"the default for {height} x {width}"
+    return f"severities of {load_table(table or default_table(height, width)).name}, {reason}"
+
+
 def load_table(source: str | Path = CIFAR_C) -> SeverityTable:
     """Read a table of severities, by the name of one that ships or by the path of a TOML file.
 

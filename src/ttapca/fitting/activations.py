@@ -37,11 +37,15 @@ from ttapca.spectral.basis_choice import acts_on_input
 from ttapca.spectral.position_sample import Positions
 from ttapca.support.inputs import (
     SAMPLES,
+    Samples,
     arguments_in,
     array_batches,
     as_tensor,
     explained_inputs,
+    first_samples,
+    mapped_tensors,
     precision_of,
+    samples_in,
 )
 from ttapca.support.modules import (
     LayerPaths,
@@ -88,7 +92,7 @@ class NetworkCost:
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """The arguments that a model is called with for one batch; at least one is a tensor."""
+    """The arguments that a model is called with for one batch; samples are in at least one."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -99,9 +103,15 @@ class ModelInputs:
         return (*self.args, *self.kwargs.values())
 
     @functools.cached_property
-    def first(self) -> Tensor:
-        """The first tensor, whose first dimension is that of the samples."""
-        return next(value for value in self.values if isinstance(value, Tensor))
+    def samples(self) -> Samples:
+        """The samples: the first tensor, or a list of them, as detectors take it."""
+        return cast(Samples, first_samples(self.values))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a sample, the first one if they differ."""
+        given = self.samples
+        return tuple(given.shape[1:] if isinstance(given, Tensor) else given[0].shape)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
         """Return the arguments with every tensor changed."""
@@ -109,16 +119,15 @@ class ModelInputs:
         def changed(value: Any) -> Any:
             return change(value) if isinstance(value, Tensor) else value
 
-        args = tuple(map(changed, self.args))
-        return ModelInputs(args, {name: changed(value) for name, value in self.kwargs.items()})
+        return ModelInputs(mapped_tensors(self.args, changed), mapped_tensors(self.kwargs, changed))
 
     def chosen(self, among: Tensor) -> ModelInputs:
         """Return the samples for which `among`, shape (samples,), is true."""
-        return self if bool(among.all()) else self._rows(among.to(self.first.device))
+        return self if bool(among.all()) else self._rows(among)
 
     def parts(self, most: int) -> Iterator[ModelInputs]:
         """Yield the samples in order, at most this many at a time; other tensors stay whole."""
-        samples = len(self.first)
+        samples = len(self.samples)
         if samples <= most:
             yield self
             return
@@ -126,8 +135,19 @@ class ModelInputs:
             yield self._rows(slice(start, start + most))
 
     def _rows(self, rows: slice | Tensor) -> ModelInputs:
-        samples = len(self.first)
-        return self.mapped(lambda x: x[rows] if x.dim() and len(x) == samples else x)
+        samples = len(self.samples)
+        if isinstance(self.samples, Tensor):
+            here = rows.to(self.samples.device) if isinstance(rows, Tensor) else rows
+            return self.mapped(lambda x: x[here] if x.dim() and len(x) == samples else x)
+        wanted = torch.arange(samples)[rows].tolist()
+
+        def some(value: Any) -> Any:  # also the targets of images, if a model takes them
+            listed = isinstance(value, (list, tuple)) and len(value) == samples
+            return [value[place] for place in wanted] if listed else value
+
+        return ModelInputs(
+            tuple(map(some, self.args)), {name: some(each) for name, each in self.kwargs.items()}
+        )
 
     def run(self, model: nn.Module) -> Any:
         """Call the model."""
@@ -146,7 +166,8 @@ ALL = Positions()  # of data that are read as a whole
 
 _ADVICE = (
     "Say what the model takes of a batch: prepare=lambda batch: batch['image'] for one tensor, "
-    "(batch[0], batch[1]) for several, a dict for arguments by name."
+    "(batch[0], batch[1]) for several, (batch,) for a list of images or a dict as one argument, a "
+    "dict for arguments by name."
 )
 
 
@@ -210,18 +231,20 @@ class SourceActivations:
         self.batch_size = 1  # samples in the first batch, once probed
         self.samples: int | None = None  # how many there are, if the data tell; once probed
         self.classes = 0  # that the model predicts, once probed
+        self.of_places = False  # whether it predicts them for every place of a sample
 
     def probe(self) -> None:
         """Run a sample or two through the whole model to see what the layer takes and returns."""
         batch = self._inputs_of(self._first_batch())
         inputs = next(batch.parts(2))
-        self.data_shape = tuple(inputs.first.shape[1:])
+        self.data_shape = inputs.shape
         output, shapes = self._recorded(inputs)
-        self.batch_size = max(1, len(batch.first))
+        self.batch_size = max(1, len(batch.samples))
         self.block = self.block or self.batch_size
         self.samples = _count_samples(self._data, self.batch_size)
         logits = found_logits(output, self.find_logits)
         self.classes = 0 if logits is None else logits.shape[1]
+        self.of_places = logits is not None and logits.dim() > 2
         # Not before the hook is gone: with one, a layer does not count as affine.
         folds = acts_on_input(self.layer, shapes.input, shapes.output, self.data_shape)
         self.shapes = Shapes(shapes.input, shapes.output, folds)
@@ -245,7 +268,7 @@ class SourceActivations:
 
         def record(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if module in leaves:
-                self.cost.add(module, output, len(inputs.first))
+                self.cost.add(module, output, len(inputs.samples))
             if module is not self.layer:
                 return
             if not isinstance(output, Tensor) or output.dim() < 2:
@@ -270,7 +293,7 @@ class SourceActivations:
         except (RuntimeError, ValueError, IndexError) as error:
             raise ShapeError(
                 "The model must take what the data hold, samples of shape "
-                f"{tuple(inputs.first.shape[1:])}; it does not: {error}. {_ADVICE}"
+                f"{inputs.shape}; it does not: {error}. {_ADVICE}"
             ) from error
         if len(calls) != 1:
             times = "never called" if not calls else f"called {len(calls)} times"
@@ -312,17 +335,17 @@ class SourceActivations:
             where = f"batch {number}{f' of {name}' if name else ''}"
             whole = self._inputs_of(batch, where)
             if into is not None:
-                into.kept.take(whole, positions.of(read, len(whole.first)))
+                into.kept.take(whole, positions.of(read, len(whole.samples)))
             for inputs in whole.parts(config.together):
                 activation, given = self._activation(inputs, config.at)
-                self._check(activation, config, where, inputs.first)
+                self._check(activation, config, where, inputs)
                 if into is not None:
                     into.inputs.add(given)
-                    places = positions.of(read, len(inputs.first))
+                    places = positions.of(read, len(inputs.samples))
                     self._measure(inputs, activation, places, into)
                     # A layer may give several rows for a sample.
                     into.sample.take(activation, positions.of(rows, len(activation)))
-                read, rows = read + len(inputs.first), rows + len(activation)
+                read, rows = read + len(inputs.samples), rows + len(activation)
                 yield activation
 
     def _measure(
@@ -350,16 +373,16 @@ class SourceActivations:
             inputs.run(self.model)
         if not reached:
             raise LayerOutputError(f"`{self.path}` was not called in the forward pass of a batch.")
-        return reached[0], given[0] if given else None
+        return reached[0], samples_in(given[0]) if given else None
 
-    def _check(self, activation: Tensor, config: PassConfig, where: str, samples: Tensor) -> None:
+    def _check(self, activation: Tensor, config: PassConfig, where: str, some: ModelInputs) -> None:
         if tuple(activation.shape[1:]) != config.shape:
             raise ShapeError(
                 f"All batches must give samples of one shape at `{self.path}`; {where} gave "
                 f"{tuple(activation.shape[1:])}, the first one {config.shape}."
             )
         if not torch.isfinite(activation).all():
-            finite = not samples.is_floating_point() or bool(torch.isfinite(samples).all())
+            finite = all(bool(torch.isfinite(each).all()) for each in some.samples)
             place = f"the {config.at} of `{self.path}`" if finite else "the data"
             raise NonFiniteError(
                 f"Fitting needs finite numbers; found NaN or infinity in {place} at {where} "
@@ -395,11 +418,11 @@ class SourceActivations:
         named = given if isinstance(given, Mapping) else {}
         plain = () if isinstance(given, Mapping) else given
         plain = plain if isinstance(plain, (tuple, list)) else (plain,)
+        prepared = functools.partial(as_tensor, precision=self._precision)
         found = ModelInputs(
-            tuple(as_tensor(value, self._precision) for value in plain),
-            {name: as_tensor(value, self._precision) for name, value in named.items()},
+            mapped_tensors(tuple(plain), prepared), mapped_tensors(dict(named), prepared)
         )
-        if not any(isinstance(value, Tensor) for value in found.values):
+        if first_samples(found.values) is None:
             whose = "`prepare` must give" if self.prepare else "Data must yield"
             raise OptionError(
                 f"{whose} tensors or arrays, pairs that start with one, or dicts with one that the "

@@ -97,7 +97,7 @@ class SourceChannels:
         self, inputs: ModelInputs, sums: ChannelSums, weights: Tensor | None = None
     ) -> Tensor | None:
         """Add a batch of weighted images; return probabilities, (images, classes), if there are."""
-        images = len(inputs.first)
+        images = len(inputs.samples)
         weights = torch.ones(images, dtype=torch.float64) if weights is None else weights
         batch = ChannelSums(images)
         rows: dict[str, Tensor] = {}  # (images, 2, channels)

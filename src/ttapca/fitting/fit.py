@@ -135,7 +135,7 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
         group_norm_=groups,
         layer_norm_=tokens,
         classes_=None if classes is None else classes.renamed(canonical),
-        class_reach_=fitted.reach_of(statistics.class_sums),
+        class_reach_=fitted.reach_of(task.class_sums()),
         agreement_=agreement,
         mirror_agreement_=_mirror_agreement(source, kept),
         inputs_=statistics.inputs.found(),

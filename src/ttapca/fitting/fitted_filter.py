@@ -121,6 +121,8 @@ class FittedFilter:
     def __repr__(self) -> str:
         """Return one line for a person."""
         where = f"folded {self.shape} -> {self.output_shape}" if self.basis.at_input else self.shape
+        if not self.basis.principal:
+            where = f"cosines of the {'input' if self.basis.at_input else 'output'} {self.shape}"
         return (
             f"FittedFilter(layer={self.layer!r}, {self.n_components_} components, "
             f"{self.n_samples_} samples, {where})"

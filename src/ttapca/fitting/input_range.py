@@ -9,6 +9,7 @@ unlike the source before, and have its range, mean and deviation after.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -52,6 +53,17 @@ class InputRange(NamedTuple):
         return over.amax(1).clamp(min=0)
 
 
+def extremes_of(images: Sequence[Tensor]) -> Tensor | None:
+    """Return the lowest and highest value of each channel of images, (images, channels, 1, 2).
+
+    `InputRange.beyond` says the same of them. None for samples that are no images of one kind.
+    """
+    if {(each.dim(), each.shape[:1]) for each in images} != {(3, images[0].shape[:1])}:
+        return None
+    ends = [torch.stack(each.flatten(1).aminmax(dim=1), 1) for each in images if each.numel()]
+    return torch.stack(ends)[:, :, None] if len(ends) == len(images) else None
+
+
 @dataclass(eq=False)
 class InputSums:
     """Sums of which an `InputRange` is made; those of parts of the data add up."""
@@ -63,7 +75,11 @@ class InputSums:
 
     @torch.no_grad()
     def add(self, samples: Any) -> None:
-        """Add a batch, (batch, ...), if it is a tensor of floating-point numbers."""
+        """Add a batch, (batch, ...), or a list of samples, if they are floating-point numbers."""
+        if isinstance(samples, (list, tuple)):
+            for each in samples:
+                self.add(each[None])
+            return
         known = isinstance(samples, Tensor) and samples.is_floating_point()
         if not known or samples.dim() < 2 or not samples.numel():
             return

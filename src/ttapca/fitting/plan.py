@@ -133,6 +133,12 @@ def _summed(
 
 def _way_out(problem: Problem, route: RouteChoice) -> str:
     less = "Ask for fewer components, read smaller batches, or fit at a smaller layer."
+    folded = route_cost("folded", problem).memory
+    if route == "exact" and problem.folds and folded < route_cost(route, problem).memory:
+        less = (
+            "Take `route='folded'`, which finds the same components by the input of this affine "
+            f"layer, in {folded / 1e9:,.1f} GB. {less}"
+        )
     if not has_cosines(problem.filtered_shape):
         return (
             f"{less} Cosines of images need little memory: fit at the layer that takes the images, "

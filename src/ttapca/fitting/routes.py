@@ -20,13 +20,14 @@ from functools import partial
 from typing import cast
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch user knows
 from torch import Tensor
 
 from ttapca.errors import OptionError
 from ttapca.fitting.activations import SourceActivations
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.plan import RouteName
-from ttapca.fitting.source_statistics import MomentsKind, PassConfig, SourceStatistics
+from ttapca.fitting.source_statistics import ClassSums, MomentsKind, PassConfig, SourceStatistics
 from ttapca.spectral.basis import Basis, Dense
 from ttapca.spectral.basis_choice import takes_images
 from ttapca.spectral.cosine import CoefficientMoments, Cosine, fit_channel_dct
@@ -45,6 +46,7 @@ from ttapca.spectral.randomised import randomised_pca
 from ttapca.spectral.resemblance import Resemblance, measured_resemblance
 
 Groups = Sequence[Hashable] | None
+STRETCH = 32  # kept scenes in a row that are taken for those of one place
 
 
 @dataclass(eq=False)
@@ -109,6 +111,19 @@ class FitTask:
             found = calibration(stretches.tolist())
             resemblance = self._resemblance(found, positions, None)
         return dataclasses.replace(found, resemblance=resemblance)
+
+    def class_sums(self) -> ClassSums:
+        """Return the sums of classes, or those of stretches of scenes, or of their groups."""
+        # Scenes have some of all classes; but those of one drive have much in common.
+        if not self.source.of_places:
+            return self.statistics.class_sums
+        sample, sums = self.statistics.sample, ClassSums()
+        positions = sample.positions()
+        names = self._groups_at(positions) or (torch.arange(len(positions)) // STRETCH).tolist()
+        number = {name: place for place, name in enumerate(dict.fromkeys(names))}
+        shares = F.one_hot(torch.tensor([number[name] for name in names])).to(self.source.device)
+        sums.add(sample.all(), shares)
+        return sums
 
     def _groups_at(self, positions: Tensor) -> list[Hashable] | None:
         if self.groups is None:

@@ -15,7 +15,7 @@ from ttapca.networks.checkpoints import (
     packaged,
     packaged_filters,
 )
-from ttapca.networks.evaluation import Evaluation, evaluate, expected_calibration_error
+from ttapca.networks.evaluation import Evaluation, evaluate, expected_calibration_error, mean_iou
 from ttapca.networks.layer_costs import LayerFacts, LayerTable, describe_layers
 from ttapca.networks.network import NORMALISATIONS, ImageNetwork, Normalisation, normalisation_of
 from ttapca.networks.rotation import RotationHead, RotationNetwork, add_rotation_head, turn
@@ -23,9 +23,30 @@ from ttapca.networks.runs import train
 from ttapca.networks.training import EpochRecord, Training, TrainingOptions
 
 __all__ = [
-    "ARCHITECTURES", "NORMALISATIONS", "EpochRecord", "Evaluation", "ImageNetwork", "LayerFacts",
-    "LayerTable", "Normalisation", "RotationHead", "RotationNetwork", "Training",
-    "TrainingOptions", "add_rotation_head", "build", "describe_layers", "evaluate",
-    "expected_calibration_error", "load", "load_rotation", "load_weights", "normalisation_of",
-    "packaged", "packaged_filters", "train", "turn",
-]  # fmt: skip
+    "ARCHITECTURES",
+    "NORMALISATIONS",
+    "EpochRecord",
+    "Evaluation",
+    "ImageNetwork",
+    "LayerFacts",
+    "LayerTable",
+    "Normalisation",
+    "RotationHead",
+    "RotationNetwork",
+    "Training",
+    "TrainingOptions",
+    "add_rotation_head",
+    "build",
+    "describe_layers",
+    "evaluate",
+    "expected_calibration_error",
+    "load",
+    "load_rotation",
+    "load_weights",
+    "mean_iou",
+    "normalisation_of",
+    "packaged",
+    "packaged_filters",
+    "train",
+    "turn",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ttapca._checks import Maybe, OneOf, check_option
 from ttapca.datasets import Images, Order, TensorBatches, choose
-from ttapca.errors import NotEnoughDataError, OptionError
+from ttapca.errors import NotEnoughDataError, OptionError, ShapeError
 from ttapca.networks.network import explained_shape
 from ttapca.support.outputs import Outputs, softmax_entropy
 
@@ -190,6 +191,78 @@ def expected_calibration_error(
     gaps = torch.zeros(bins, dtype=torch.float64)
     gaps.index_add_(0, number, confidence.double() - correct.double())
     return float(gaps.abs().sum() / len(confidence))
+
+
+def confusion_matrix(
+    predicted: Tensor, labels: Tensor, classes: int, ignore: int | None = None
+) -> Tensor:
+    """Count pairs of label and predicted class, int64, shape (classes, classes), labels in rows.
+
+    Args:
+        predicted: A class for each label, or logits, (batch, classes, ...).
+        labels: Classes from 0 on, of any shape: of images, (batch,), or of pixels.
+        classes: How many there are.
+        ignore: A label that is not counted, for pixels that have none.
+
+    Example:
+        >>> confusion_matrix(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 2).tolist()
+        [[1, 1], [0, 1]]
+    """
+    logits = predicted.dim() == labels.dim() + 1 and predicted.shape[1:2] == (classes,)
+    found = (predicted.argmax(1) if logits else predicted).cpu()
+    labels = labels.cpu()
+    if found.shape != labels.shape:
+        raise ShapeError(
+            "Each label needs a predicted class, or logits of shape (batch, classes, ...); found "
+            f"predictions of shape {tuple(predicted.shape)} for labels of shape "
+            f"{tuple(labels.shape)}, {classes} classes. Resize one of them."
+        )
+    if ignore is not None:
+        found, labels = found[labels != ignore], labels[labels != ignore]
+    for name, values in (("Labels", labels), ("Predictions", found)):
+        if bool(((values < 0) | (values >= classes)).any()):
+            raise OptionError(
+                f"{name} are classes from 0 to {classes - 1}; found some from {int(values.min())} "
+                f"to {int(values.max())}. Name more `classes`, or the label to `ignore`."
+            )
+    pairs = labels.long().flatten() * classes + found.long().flatten()
+    return torch.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+
+
+def class_iou(confusion: Tensor) -> Tensor:
+    """Return the intersection over union of each class in percent; NaN if no label has it."""
+    right, labelled = confusion.diagonal().double(), confusion.sum(1).double()
+    union = labelled + confusion.sum(0) - right
+    return torch.where(labelled > 0, 100 * right / union.clamp(min=1), torch.nan)
+
+
+def mean_iou(
+    predicted: Tensor | Iterable[Tensor],
+    labels: Tensor | Iterable[Tensor],
+    classes: int,
+    ignore: int | None = None,
+) -> float:
+    """Return the mean intersection over union, in percent, for predictions of every pixel.
+
+    Pixels of all images are counted together, and the mean is over the classes that labels have.
+    Arguments are those of `confusion_matrix`, or batches of them, of which one is kept at a time.
+
+    Example:
+        >>> labels = torch.tensor([[[0, 0], [1, 255]]])
+        >>> mean_iou(torch.tensor([[[0, 1], [1, 1]]]), labels, classes=2, ignore=255)
+        50.0
+    """
+    one, two = ([each] if isinstance(each, Tensor) else each for each in (predicted, labels))
+    total = torch.zeros(classes, classes, dtype=torch.int64)
+    for found, wanted in itertools.zip_longest(one, two):
+        if found is None or wanted is None:
+            raise ShapeError(
+                "Predictions and labels need as many batches; found different numbers."
+            )
+        total += confusion_matrix(found, wanted, classes, ignore)
+    if not bool(total.any()):
+        raise NotEnoughDataError("A mean IoU needs labels that are not ignored; found none.")
+    return float(class_iou(total).nanmean())
 
 
 def _predicted(logits: Tensor, read_as: Outputs, classes: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +26,7 @@ LABELS = frozenset({"label", "labels", "target", "targets", "y"})
 SourceData = Iterable[Any] | Tensor
 SOURCE_BATCH = 64  # into which one tensor is split
 
+Samples = Tensor | Sequence[Tensor]  # a batch, or a list of samples of any sizes
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -55,6 +57,33 @@ def _named(batch: Mapping[str, Any], model: nn.Module) -> dict[str, Any] | None:
 
 def _samples(batch: Mapping[str, Any]) -> tuple[Any] | None:
     return next(((batch[name],) for name in SAMPLES if name in batch), None)
+
+
+def mapped_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a value with all that is in lists, tuples and dicts of it changed, or it itself."""
+    if isinstance(value, Mapping):
+        found = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)  # its type
+        found.update({name: mapped_tensors(each, change) for name, each in value.items()})
+        return found
+    if type(value) in (list, tuple):
+        return type(value)([mapped_tensors(each, change) for each in value])
+    return change(value)
+
+
+def samples_in(value: Any) -> Samples | None:
+    """Return the samples in an argument of a model; of a dict the first; None if it has none."""
+    if isinstance(value, Tensor):
+        return value if value.dim() else None
+    if isinstance(value, Mapping):
+        return first_samples(value.values())
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
+        return value if value[0].dim() else None
+    return None
+
+
+def first_samples(values: Iterable[Any]) -> Samples | None:
+    """Return the samples in the first argument that has any; None if there is none."""
+    return next((each for each in map(samples_in, values) if each is not None), None)
 
 
 def as_tensor(value: Any, precision: torch.dtype | None = None) -> Any:

@@ -13,7 +13,7 @@ from ttapca.adaptation.surfaces.base import Surface
 from ttapca.errors import AttachError, InputRangeWarning, TruncationWarning, warn_caller
 from ttapca.fitting.attachment import prepare
 from ttapca.fitting.fitted_filter import FittedFilter
-from ttapca.fitting.input_range import InputRange, InputSums, mistake_in
+from ttapca.fitting.input_range import InputRange, InputSums, extremes_of, mistake_in
 from ttapca.spectral.closed_form import ClosedFormGain
 from ttapca.spectral.constants import CONSTANTS, Constants
 from ttapca.spectral.filter import SpectralFilter
@@ -21,6 +21,7 @@ from ttapca.spectral.gains import GainName, is_closed_form
 from ttapca.spectral.image_statistics import SourceOutliers
 from ttapca.spectral.source_classes import SourceClasses
 from ttapca.spectral.stream import ParameterValues, Stream
+from ttapca.support.inputs import samples_in
 from ttapca.support.modules import core_of, find_layer
 
 # After this many images their units are known: these do not change in a stream.
@@ -113,10 +114,13 @@ class InputCheck:
         """Look at some samples."""
         if torch.compiler.is_compiling():
             return
-        given = args[0] if args else next(iter(kwargs.values()), None)
-        if not isinstance(given, Tensor) or given.dim() < 2 or not given.numel():
+        given = samples_in(args[0] if args else next(iter(kwargs.values()), None))
+        whole = isinstance(given, Tensor)  # units are looked for in images of one size
+        if given is not None and not isinstance(given, Tensor):
+            given = extremes_of(given)
+        if given is None or given.dim() < 2 or not given.numel():
             return
-        if not self._warned and self._images < MOST_IMAGES and given.dim() == 4:
+        if whole and not self._warned and self._images < MOST_IMAGES and given.dim() == 4:
             self._look_for_units(given[: MOST_IMAGES - self._images])
         batch = None if self._stream is None else self._stream.batch
         if batch is not None and not batch.traced and batch.size == len(given):
