@@ -98,10 +98,11 @@ def trained(
     *,
     epochs: int,
     rate: float = 3e-3,
+    seed: int = 0,
 ) -> nn.Module:
     """Return a network that was trained on samples, from the cache if it is there."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         network = make()
         digest = hashlib.sha256(f"{network} {epochs} {rate}".encode())
         digest.update(samples.numpy().tobytes())
@@ -269,7 +270,7 @@ def series_in(text: str) -> Iterator[tuple[np.ndarray, str]]:
 
 
 def windows_of(
-    places: Places, package: str, paths: list[str], length: int, most: int
+    places: Places, package: str, paths: list[str], length: int, most: int, seed: int = 0
 ) -> tuple[list[Tensor], list[Tensor], list[int]]:
     """Cut series into windows: return those of half of the series, and those of the others.
 
@@ -281,13 +282,14 @@ def windows_of(
         paths: The files in it.
         length: Of a window.
         most: At most so many windows of a series.
+        seed: Divides the series.
     """
     series = [each for path in paths for each in series_in(wheel_text(places, package, path))]
     classes = sorted({label for _, label in series})
     parts: tuple[list[Tensor], list[Tensor]] = [], []
     numbers: tuple[list[int], list[int]] = [], []
     whose: list[int] = []
-    for place, row in enumerate(shuffled(len(series)).tolist()):
+    for place, row in enumerate(shuffled(len(series), seed).tolist()):
         values, label = series[row]
         half = int(place >= 0.55 * len(series))
         for first in range(0, min(values.shape[1] - length + 1, most * length), length):
