@@ -223,7 +223,7 @@ class Benchmark:
         plan, chosen = self.plan, self._chosen
         if plan.images is not None and chosen.total < plan.images:
             raise NotEnoughDataError(
-                f"`{plan.data}` has {chosen.total:,} {self.split} images; asked for are "
+                f"`{plan.data}` has {chosen.total:,} {self.split} samples; asked for are "
                 f"{plan.images:,}."
             )
         source = ImageSource(
@@ -233,6 +233,7 @@ class Benchmark:
             Path(self.root).expanduser() / FROST if self.root else None,
             None if chosen.first else chosen.rows,
         )
+        source.check_names(plan.corruptions)  # before a filter is fitted
         data = self._data_name  # other sizes, and a choice of the images, are other data
         data += "".join(f" {side}" for side in (self.size, self.shorter_side) if side is not None)
         data = f"{data}, {chosen.per_class}" if chosen.drawn else data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from ttapca.benchmark.rows import CLEAN, Fingerprint
 from ttapca.corruptions import CIFAR_C, default_table, load_textures
 from ttapca.corruptions.apply import corrupt_any_size, needs_photographs
-from ttapca.datasets import Choice, Images, Split, choose, load, read_cifar_c
+from ttapca.corruptions.sensors import DEGRADATIONS, degrade
+from ttapca.datasets import Choice, Images, Series, Split, choose, load, read_cifar_c
 from ttapca.errors import DataFormatError, EngineError, NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.store import TENSORS
@@ -25,7 +26,7 @@ from ttapca.networks.source import fingerprint
 from ttapca.support.disk import queued
 
 Condition = tuple[str, int]  # a corruption and its severity
-Pixels = NDArray[np.uint8]
+Pixels = NDArray[Any]  # of images uint8, of series float32
 
 ENDS = 50  # images at either end of a corruption whose pixels are compared
 
@@ -107,7 +108,8 @@ def _write_array(path: Path, count: int, parts: Iterable[Pixels]) -> None:
     with path.open("wb") as file:
         for number, part in enumerate(parts):
             if number == 0:
-                header = {"descr": "|u1", "fortran_order": False, "shape": (count, *part.shape[1:])}
+                shape, descr = (count, *part.shape[1:]), part.dtype.str
+                header = {"descr": descr, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(file, header)
             file.write(np.ascontiguousarray(part).data)
 
@@ -146,6 +148,8 @@ class ImageSource:
         """Where corrupted images come from, as a `Cell` says it."""
         if self.folder is not None:
             return self.folder.name
+        if isinstance(self.clean, Series):
+            return f"generated, seed {self.seed}"
         table = default_table(*self.clean.images.shape[1:3])
         with_table = "" if table == CIFAR_C else f" with {table}"
         return f"generated{with_table}, seed {self.seed}"
@@ -153,11 +157,31 @@ class ImageSource:
     def check(self, conditions: Sequence[Condition]) -> None:
         """Raise now if photographs or files are missing, which would stop a run hours later."""
         corrupted = [condition for condition in conditions if condition[0] != CLEAN]
+        self.check_names(name for name, _ in corrupted)
+        if isinstance(self.clean, Series):
+            return
         if self.folder is not None:
             for condition in corrupted:
                 self._read(self.folder, *condition)
         elif any(needs_photographs(self.clean.images, name) for name, _ in corrupted):
             load_textures(self.textures)
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise if images are to have degradations of sensors, or series corruptions of images."""
+        series = isinstance(self.clean, Series)
+        if series and self.folder is not None:
+            raise OptionError("`corrupted=` is a folder of images; found series. Leave it out.")
+        wrong = [each for each in names if each != CLEAN and (each in DEGRADATIONS) != series]
+        if wrong and series:
+            raise OptionError(
+                f"Series take degradations of sensors: {', '.join(DEGRADATIONS)}, or `sensors` for "
+                f"all; found `{wrong[0]}`, a corruption of images. Name some of them."
+            )
+        if wrong:
+            raise OptionError(
+                f"Images take corruptions of images; found `{wrong[0]}`, a degradation of sensors, "
+                "which is for series (`ttapca.datasets.Series`). Name `standard` or some of them."
+            )
 
     def images(self, conditions: Sequence[Condition]) -> Images:
         """Return all images of the first condition, followed by all of the next."""
@@ -180,17 +204,24 @@ class ImageSource:
         else:
             pixels = self.cache.get(repr(wanted), len(wanted) * len(self.clean), parts)
         labels = np.tile(self.clean.labels, len(wanted))
-        return Images(pixels, labels, self.clean.class_names)
+        return self._with(pixels, labels)
 
     def _condition(self, corruption: str, severity: int) -> Images:
         if corruption == CLEAN:
             return self.clean
         if self.folder is not None:
             return self._read(self.folder, corruption, severity)
-        pixels = corrupt_any_size(
-            self.clean.images, corruption, severity, self.seed, textures=self.textures
-        )
-        return Images(pixels, self.clean.labels, self.clean.class_names)
+        pixels: Pixels
+        if isinstance(self.clean, Series):
+            pixels = degrade(self.clean.images, corruption, severity, self.seed)
+        else:
+            pixels = corrupt_any_size(
+                self.clean.images, corruption, severity, self.seed, textures=self.textures
+            )
+        return self._with(pixels, self.clean.labels)
+
+    def _with(self, pixels: Pixels, labels: NDArray[np.int64]) -> Images:
+        return replace(self.clean, images=pixels, labels=labels)
 
     def _read(self, folder: Path, corruption: str, severity: int) -> Images:
         found = read_cifar_c(folder, corruption, severity, class_names=self.clean.class_names)

@@ -57,8 +57,8 @@ def _gain_drift(sample: Float64, strength: float, moment: _Moment) -> Float64:
     wrong = moment.device.choice([-1.0, 1.0], (len(sample), 1))
     ends = moment.sample.uniform(0.5, 1.5, (2, len(sample), 1))
     along = np.linspace(0.0, 1.0, sample.shape[1])
-    drift: Float64 = np.exp(strength * wrong * (ends[0] + (ends[1] - ends[0]) * along))
-    return sample * drift
+    drifted: Float64 = sample * np.exp(strength * wrong * (ends[0] + (ends[1] - ends[0]) * along))
+    return drifted
 
 
 def _offset(sample: Float64, strength: float, moment: _Moment) -> Float64:
@@ -91,7 +91,8 @@ def _clipping(sample: Float64, strength: float, _moment: _Moment) -> Float64:
 
 def _hum(sample: Float64, strength: float, moment: _Moment) -> Float64:
     angle = 2 * np.pi * (moment.hum * np.arange(sample.shape[1]) + moment.sample.random())
-    return sample + strength * (np.sin(angle) + THIRD_HARMONIC * np.sin(3 * angle))
+    wave: Float64 = np.sin(angle) + THIRD_HARMONIC * np.sin(3 * angle)
+    return sample + strength * wave
 
 
 _Degradation = Callable[[Float64, float, _Moment], Float64]

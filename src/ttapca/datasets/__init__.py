@@ -16,7 +16,7 @@ from ttapca.datasets.cifar import (
     write_cifar_binary,
 )
 from ttapca.datasets.fetching import Fetched, Holding, fetch, inventory
-from ttapca.datasets.images import Choice, Images, Order, TensorBatches, choose, to_tensor
+from ttapca.datasets.images import Choice, Images, Order, Series, TensorBatches, choose, to_tensor
 from ttapca.datasets.layouts import (
     CIFAR10_500,
     DIGITS,
@@ -24,6 +24,7 @@ from ttapca.datasets.layouts import (
     read_cifar10_500,
     read_digits,
     read_npz,
+    read_series,
 )
 from ttapca.datasets.pictures import read_image_folder
 from ttapca.datasets.reading import Split
@@ -41,6 +42,7 @@ __all__ = [
     "Holding",
     "Images",
     "Order",
+    "Series",
     "Shard",
     "Shards",
     "Split",
@@ -62,6 +64,7 @@ __all__ = [
     "read_digits",
     "read_image_folder",
     "read_npz",
+    "read_series",
     "to_tensor",
     "write_cifar_binary",
 ]

@@ -88,9 +88,10 @@ def has_checksum(path: Path, expected: str) -> bool:
 
 def make_images(
     path: Path,
-    images: NDArray[np.uint8],
+    images: NDArray[Any],
     labels: NDArray[np.integer],
     class_names: tuple[str, ...] | None,
+    kind: type[Images] = Images,
 ) -> Images:
     """Return the `Images` read from `path`; without names, classes are `0`, `1`, ..."""
     with reading(path):
@@ -105,7 +106,7 @@ def make_images(
             class_names = tuple(map(str, range(highest + 1)))
         if labels.shape == images.shape[:1]:  # any other shape is refused before it costs memory
             labels = labels.astype(np.int64)
-        return Images(images, cast("NDArray[np.int64]", labels), class_names)
+        return kind(images, cast("NDArray[np.int64]", labels), class_names)
 
 
 def map_npy(path: Path) -> NDArray[Any]:
@@ -137,6 +138,12 @@ def read_npz_arrays(
         wanted = [*names, *(name for name in optional if name in found)]
         packed = path.stat().st_size
         return {name: parse_npy(_unpacked(archive, found[name], packed)) for name in wanted}
+
+
+def npz_names(path: Path) -> list[str]:
+    """Return the names of the arrays in an `.npz` archive."""
+    with _open_npz(path, []) as (_, found):
+        return list(found)
 
 
 def npz_shape(path: Path, name: str) -> tuple[int, ...]:

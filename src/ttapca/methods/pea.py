@@ -94,7 +94,7 @@ class PEA(Method):
         if self.source is None:
             raise OptionError(
                 "`pea` needs source data to measure mean and covariance of features on; found "
-                "none. Pass unlabelled training images as `source=`."
+                "none. Pass unlabelled training data as `source=`."
             )
 
     def assemble(self) -> Assembly:
