@@ -329,6 +329,7 @@ def series_world(
     *,
     most: int = 1,
     wide: bool = False,
+    epochs: int = 60,
 ) -> World:
     """Train a network on series.
 
@@ -340,6 +341,7 @@ def series_world(
         length: Of a window.
         most: At most so many windows of a series.
         wide: Whether values span orders of magnitude, as the currents of a phone and a heater do.
+        epochs: Of training.
     """
     samples, labels, whose = windows_of(places, package, paths, length, most)
     if wide:
@@ -351,7 +353,7 @@ def series_world(
         samples[0],
         labels[0],
         places,
-        epochs=150 if wide else 60,
+        epochs=epochs,
     )
     groups = whose if most > 1 else None
     return World(network, "0", samples[0], samples[1], labels[1], groups=groups)
@@ -375,16 +377,36 @@ def power(places: Places) -> World:
     return series_world("power", places, "aeon", paths, 24)
 
 
+def gestures(places: Places) -> World:
+    """CNN on movements of a hand, 1 channel x 150, Conv1d with BatchNorm."""
+    paths = [f"GunPoint/GunPoint_{part}.ts" for part in ("TRAIN", "TEST")]
+    return series_world("gestures", places, "aeon", paths, 150, epochs=150)
+
+
+def arrows(places: Places) -> World:
+    """CNN on outlines of arrow heads, 1 channel x 251, Conv1d with BatchNorm."""
+    paths = [f"ArrowHead/ArrowHead_{part}.ts" for part in ("TRAIN", "TEST")]
+    return series_world("arrows", places, "aeon", paths, 251, epochs=150)
+
+
+def leaves(places: Places) -> World:
+    """CNN on outlines of leaves, 1 channel x 427, Conv1d with BatchNorm."""
+    paths = [f"OSULeaf/OSULeaf_{part}.ts" for part in ("TRAIN", "TEST")]
+    return series_world("leaves", places, "aeon", paths, 427, epochs=150)
+
+
 def appliances(places: Places) -> World:
     """CNN on one window of each appliance, 1 channel x 100, Conv1d with BatchNorm."""
     paths = [f"PLAID/PLAID_{part}.ts" for part in ("TRAIN", "TEST")]
-    return series_world("appliances", places, "sktime", paths, 100, wide=True)
+    return series_world("appliances", places, "sktime", paths, 100, wide=True, epochs=150)
 
 
 def appliance_windows(places: Places) -> World:
     """The same with up to five windows of each appliance, one after another."""
     paths = [f"PLAID/PLAID_{part}.ts" for part in ("TRAIN", "TEST")]
-    return series_world("appliance windows", places, "sktime", paths, 100, most=5, wide=True)
+    return series_world(
+        "appliance windows", places, "sktime", paths, 100, most=5, wide=True, epochs=150
+    )
 
 
 def log_mels(sound: Tensor) -> Tensor:
@@ -645,6 +667,9 @@ WORLDS: dict[str, Callable[[Places], World]] = {
         vowels,
         motions,
         power,
+        gestures,
+        arrows,
+        leaves,
         appliances,
         appliance_windows,
         spoken,

@@ -22,8 +22,7 @@ BLOCKS_TO_A_DOUBLING = 2
 # Gains nearer to 1 than this are called unchanged, and a band with a larger p-value usual.
 UNCHANGED = 0.02
 USUAL = 0.05
-# So rare a rise of variance leads to a gain below 1, unless it is that of a mean.
-RARE = 0.01
+RARE = 0.01  # of a rise of variance that has a gain below 1, unless it is that of a mean
 
 
 @dataclass(frozen=True)

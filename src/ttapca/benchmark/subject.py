@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from ttapca.networks.source import fingerprint
 from ttapca.support.disk import queued
 
 Condition = tuple[str, int]  # a corruption and its severity
-Pixels = NDArray[Any]  # of images uint8, of series float32
+Pixels = NDArray[Any]  # of images uint8, of series floats
 
 ENDS = 50  # images at either end of a corruption whose pixels are compared
 
@@ -159,7 +159,7 @@ class ImageSource:
         corrupted = [condition for condition in conditions if condition[0] != CLEAN]
         self.check_names(name for name, _ in corrupted)
         if isinstance(self.clean, Series):
-            return
+            return  # nothing is read
         if self.folder is not None:
             for condition in corrupted:
                 self._read(self.folder, *condition)
@@ -172,15 +172,11 @@ class ImageSource:
         if series and self.folder is not None:
             raise OptionError("`corrupted=` is a folder of images; found series. Leave it out.")
         wrong = [each for each in names if each != CLEAN and (each in DEGRADATIONS) != series]
-        if wrong and series:
-            raise OptionError(
-                f"Series take degradations of sensors: {', '.join(DEGRADATIONS)}, or `sensors` for "
-                f"all; found `{wrong[0]}`, a corruption of images. Name some of them."
-            )
         if wrong:
+            kind, other = ("Series", "images") if series else ("Images", "series")
+            own = f"`sensors` or {', '.join(DEGRADATIONS)}" if series else "`standard` or others"
             raise OptionError(
-                f"Images take corruptions of images; found `{wrong[0]}`, a degradation of sensors, "
-                "which is for series (`ttapca.datasets.Series`). Name `standard` or some of them."
+                f"{kind} take {own}; found `{wrong[0]}`, which is for {other}. Name some of these."
             )
 
     def images(self, conditions: Sequence[Condition]) -> Images:
@@ -211,13 +207,9 @@ class ImageSource:
             return self.clean
         if self.folder is not None:
             return self._read(self.folder, corruption, severity)
-        pixels: Pixels
-        if isinstance(self.clean, Series):
-            pixels = degrade(self.clean.images, corruption, severity, self.seed)
-        else:
-            pixels = corrupt_any_size(
-                self.clean.images, corruption, severity, self.seed, textures=self.textures
-            )
+        of_images = partial(corrupt_any_size, textures=self.textures)
+        make: Callable[..., Pixels] = degrade if isinstance(self.clean, Series) else of_images
+        pixels = make(self.clean.images, corruption, severity, self.seed)
         return self._with(pixels, self.clean.labels)
 
     def _with(self, pixels: Pixels, labels: NDArray[np.int64]) -> Images:

@@ -1,40 +1,37 @@
 """Seven ways in which the signal of a sensor degrades, at five severities, with a seed.
 
-What belongs to a device is drawn once, from the seed: which channels drop out, and in which
-direction gain and offset of a channel are wrong. What belongs to a moment is drawn for each sample,
-from the seed and its index: noise, jitter, the phase of a hum, when a channel drops out.
+What belongs to a device is drawn from the seed alone: which channels drop out, and in which
+direction gain and offset of a channel are wrong. What belongs to a moment is drawn for each sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from ttapca._checks import Number, OneOf, Whole, check_option
-from ttapca.errors import DataFormatError, OptionError, ShapeError
+from ttapca.datasets.images import check_series
+from ttapca.errors import OptionError, ShapeError
 
 Numbers = NDArray[np.floating[Any]]
-Float64 = NDArray[np.float64]
 SHARE_OF_CHANNELS = 3  # one channel in three drops out, at least one
-THIRD_HARMONIC = 0.3  # of a hum, whose rectified or saturated parts are odd harmonics
+THIRD_HARMONIC = 0.3  # of a hum: saturated transformers add odd ones
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Mean and standard deviation of each channel, the units of all strengths.
+class Scale(NamedTuple):
+    """Mean and standard deviation of each channel, (channels,): the units of all strengths.
 
     Example:
-        >>> series = np.array([[[0.0, 2.0]], [[4.0, 6.0]]])  # two samples of one channel
-        >>> Scale.of(series).mean.tolist()
+        >>> Scale.of(np.array([[[0.0, 2.0]], [[4.0, 6.0]]])).mean.tolist()  # of one channel
         [3.0]
     """
 
-    mean: Float64  # (channels,)
-    deviation: Float64  # (channels,)
+    mean: NDArray[np.float64]
+    deviation: NDArray[np.float64]
 
     @classmethod
     def of(cls, series: Numbers) -> Scale:
@@ -44,69 +41,48 @@ class Scale:
         return cls(exact.mean((0, 2)), exact.std((0, 2)))
 
 
-@dataclass(frozen=True)
-class _Moment:
-    """What a degradation knows beside a sample, (channels, length), with mean 0 and deviation 1."""
-
-    device: np.random.Generator
-    sample: np.random.Generator
-    hum: float
-
-
-def _gain_drift(sample: Float64, strength: float, moment: _Moment) -> Float64:
-    wrong = moment.device.choice([-1.0, 1.0], (len(sample), 1))
-    ends = moment.sample.uniform(0.5, 1.5, (2, len(sample), 1))
-    along = np.linspace(0.0, 1.0, sample.shape[1])
-    drifted: Float64 = sample * np.exp(strength * wrong * (ends[0] + (ends[1] - ends[0]) * along))
-    return drifted
-
-
-def _offset(sample: Float64, strength: float, moment: _Moment) -> Float64:
-    return sample + strength * moment.device.choice([-1.0, 1.0], (len(sample), 1))
-
-
-def _dropout(sample: Float64, strength: float, moment: _Moment) -> Float64:
-    count = max(1, len(sample) // SHARE_OF_CHANNELS)
-    lost = moment.device.permutation(len(sample))[:count]
-    stretch = max(1, round(strength * sample.shape[1]))
-    begin = int(moment.sample.integers(sample.shape[1] - stretch + 1))
-    kept = sample.copy()
-    kept[lost, begin : begin + stretch] = 0.0
-    return kept
-
-
-def _jitter(sample: Float64, strength: float, moment: _Moment) -> Float64:
-    times = np.arange(sample.shape[1])
-    moved = times + strength * moment.sample.standard_normal(len(times))  # one clock for channels
-    return np.stack([np.interp(moved, times, channel) for channel in sample])
-
-
-def _noise(sample: Float64, strength: float, moment: _Moment) -> Float64:
-    return sample + strength * moment.sample.standard_normal(sample.shape)
-
-
-def _clipping(sample: Float64, strength: float, _moment: _Moment) -> Float64:
-    return sample.clip(-strength, strength)
-
-
-def _hum(sample: Float64, strength: float, moment: _Moment) -> Float64:
-    angle = 2 * np.pi * (moment.hum * np.arange(sample.shape[1]) + moment.sample.random())
-    wave: Float64 = np.sin(angle) + THIRD_HARMONIC * np.sin(3 * angle)
-    return sample + strength * wave
-
-
-_Degradation = Callable[[Float64, float, _Moment], Float64]
-# Strengths: logarithms of gains; deviations; shares of the length; time steps; deviations.
-_ALL: dict[str, tuple[_Degradation, tuple[float, ...]]] = {
-    "gain_drift": (_gain_drift, (0.1, 0.25, 0.5, 0.75, 1.0)),
-    "offset": (_offset, (0.25, 0.5, 1.0, 1.5, 2.0)),
-    "dropout": (_dropout, (0.1, 0.2, 0.35, 0.5, 0.7)),
-    "jitter": (_jitter, (0.3, 0.6, 1.0, 2.0, 3.0)),
-    "noise": (_noise, (0.1, 0.2, 0.4, 0.7, 1.0)),
-    "clipping": (_clipping, (2.0, 1.5, 1.0, 0.7, 0.5)),
-    "hum": (_hum, (0.1, 0.2, 0.4, 0.7, 1.0)),
+# Logarithms of gains; deviations; shares of the length; time steps; deviations.
+STRENGTHS: dict[str, tuple[float, ...]] = {
+    "gain_drift": (0.1, 0.25, 0.5, 0.75, 1.0),
+    "offset": (0.25, 0.5, 1.0, 1.5, 2.0),
+    "dropout": (0.1, 0.2, 0.35, 0.5, 0.7),
+    "jitter": (0.3, 0.6, 1.0, 2.0, 3.0),
+    "noise": (0.1, 0.2, 0.4, 0.7, 1.0),
+    "clipping": (2.0, 1.5, 1.0, 0.7, 0.5),
+    "hum": (0.1, 0.2, 0.4, 0.7, 1.0),
 }
-DEGRADATIONS: tuple[str, ...] = tuple(_ALL)
+DEGRADATIONS: tuple[str, ...] = tuple(STRENGTHS)
+
+
+def _degraded(
+    x: Any, name: str, strength: float, device: Generator, sample: Generator, hum: float
+) -> Any:
+    """Degrade a sample whose channels have mean 0 and deviation 1, (channels, length)."""
+    channels, length = x.shape
+    times, wrong = np.arange(length), [-1.0, 1.0]
+    match name:
+        case "gain_drift":
+            signs = device.choice(wrong, (channels, 1))
+            first, last = sample.uniform(0.5, 1.5, (2, channels, 1))
+            drift = first + (last - first) * np.linspace(0.0, 1.0, length)
+            return x * np.exp(strength * signs * drift)
+        case "offset":
+            return x + strength * device.choice(wrong, (channels, 1))
+        case "dropout":
+            lost = device.permutation(channels)[: max(1, channels // SHARE_OF_CHANNELS)]
+            stretch = max(1, round(strength * length))
+            begin = sample.integers(length - stretch + 1)
+            x[lost, begin : begin + stretch] = 0.0
+            return x
+        case "jitter":
+            moved = times + strength * sample.standard_normal(length)  # one clock for all channels
+            return np.stack([np.interp(moved, times, channel) for channel in x])
+        case "noise":
+            return x + strength * sample.standard_normal(x.shape)
+        case "clipping":
+            return x.clip(-strength, strength)
+    angle = 2 * np.pi * (hum * times + sample.random())
+    return x + strength * (np.sin(angle) + THIRD_HARMONIC * np.sin(3 * angle))
 
 
 def degrade(
@@ -125,7 +101,7 @@ def degrade(
     sample is degraded alike in any batch and order. Other severities have the same random numbers.
 
     Args:
-        series: Floats, (samples, channels, length).
+        series: Finite floats, (samples, channels, length).
         name: One of `DEGRADATIONS`.
         severity: From 1 to 5.
         seed: From 0 on; another seed is another device.
@@ -133,11 +109,6 @@ def degrade(
             series by default.
         indices: The index of each sample in its data set; by default they are counted from 0.
         hum: Cycles of a hum in a time step: 50 Hz at 400 samples a second are 0.125.
-
-    Raises:
-        OptionError: An unknown name, or a number out of its range.
-        ShapeError: Series, scale or indices of another shape.
-        DataFormatError: Series that are no finite floats.
 
     Example:
         >>> series = np.sin(np.arange(40.0)).reshape(1, 2, 20)
@@ -153,45 +124,17 @@ def degrade(
     check_series(series, len(scale.mean))
     numbers = np.arange(len(series)) if indices is None else np.asarray(indices)
     if numbers.shape != (len(series),):
-        raise ShapeError(
-            f"`indices` must hold one index for each sample, ({len(series)},); found "
-            f"{numbers.shape}."
-        )
+        raise ShapeError(f"`indices` must be one for each of {len(series)}; found {numbers.shape}.")
     if numbers.size and (numbers.dtype.kind not in "iu" or numbers.min() < 0):
         raise OptionError("`indices` must be whole numbers from 0 on; found others.")
-    apply, strengths = _ALL[name]
-    mean = scale.mean[:, None]
-    deviation = np.where(scale.deviation > 0, scale.deviation, 1.0)[:, None]
-    entropy = [seed, *name.encode()]
+    mean, deviation = (each[:, None] for each in scale)
+    varies = deviation > 0  # else a channel has no unit, and is left alone
+    unit, entropy = np.where(varies, deviation, 1.0), [seed, *name.encode()]
     changed = np.empty_like(series)
     for place, number in enumerate(numbers.tolist()):
         own = np.random.SeedSequence(entropy, spawn_key=(number,))
-        moment = _Moment(np.random.default_rng(entropy), np.random.default_rng(own), hum)
-        standard = (series[place].astype(np.float64) - mean) / deviation
-        made = apply(standard, strengths[severity - 1], moment)
-        # A channel that never changes has no unit, and is left alone.
-        changed[place] = np.where(
-            scale.deviation[:, None] > 0, made * deviation + mean, series[place]
-        )
+        chance = np.random.default_rng(entropy), np.random.default_rng(own)
+        standard = (series[place].astype(np.float64) - mean) / unit
+        made = _degraded(standard, name, STRENGTHS[name][severity - 1], *chance, hum)
+        changed[place] = np.where(varies, made * unit + mean, series[place])
     return changed
-
-
-def check_series(series: object, channels: int | None = None) -> None:
-    """Raise an error unless these are finite floats of shape (samples, channels, length)."""
-    if not isinstance(series, np.ndarray) or series.dtype.kind != "f":
-        found = getattr(series, "dtype", type(series).__name__)
-        raise DataFormatError(
-            f"Series must be a numpy array of floats; found {found}. Convert them with "
-            "np.asarray(series, np.float32)."
-        )
-    if series.ndim != 3 or channels not in (None, series.shape[1]):
-        wanted = "channels" if channels is None else str(channels)
-        remedy = "Add an axis of one channel with series[:, None]." if series.ndim == 2 else ""
-        raise ShapeError(
-            f"Series must have shape (samples, {wanted}, length); found {series.shape}. "
-            f"{remedy or 'Series of several lengths are cut or padded to one.'}"
-        )
-    if not np.isfinite(series).all():
-        raise DataFormatError(
-            "Series must be finite; found NaN or infinity. Fill in missing values first."
-        )

@@ -24,7 +24,6 @@ from ttapca.datasets.layouts import (
     read_cifar10_500,
     read_digits,
     read_npz,
-    read_series,
 )
 from ttapca.datasets.pictures import read_image_folder
 from ttapca.datasets.reading import Split
@@ -64,7 +63,6 @@ __all__ = [
     "read_digits",
     "read_image_folder",
     "read_npz",
-    "read_series",
     "to_tensor",
     "write_cifar_binary",
 ]

@@ -131,10 +131,7 @@ class Images:
 class Series(Images):
     """Labelled time series of one length, which a comparison takes in the place of images.
 
-    Attributes:
-        images: The series, float32, `(n, channels, length)`.
-        labels: Class numbers, int64, `(n,)`.
-        class_names: The name of each class; a label is an index into it.
+    Its `images` are the series: floats, `(n, channels, length)`.
 
     Example:
         >>> Series(np.zeros((3, 2, 50), np.float32), np.array([0, 1, 1]), ("walks", "runs"))
@@ -144,23 +141,30 @@ class Series(Images):
     images: NDArray[Any]
 
     def _check_array(self) -> None:
-        if self.images.ndim != 3:
-            raise ShapeError(
-                "Series must be an array of shape (n, channels, length); found shape "
-                f"{self.images.shape}."
-            )
-        if self.images.dtype != np.float32 or not np.isfinite(self.images).all():
-            raise DataFormatError(
-                f"Series must be float32 and finite; found {self.images.dtype}, perhaps with NaN. "
-                "Fill in missing values, and convert with series.astype('float32')."
-            )
+        check_series(self.images)
+
+
+def check_series(series: object, channels: int | None = None) -> None:
+    """Raise an error unless these are finite floats of shape (samples, channels, length)."""
+    if not isinstance(series, np.ndarray) or series.dtype.kind != "f":
+        found = getattr(series, "dtype", type(series).__name__)
+        raise DataFormatError(
+            f"Series must be a numpy array of floats; found {found}. Use np.asarray(series, float)."
+        )
+    if series.ndim != 3 or channels not in (None, series.shape[1]):
+        raise ShapeError(
+            f"Series must have shape (samples, {channels or 'channels'}, length); found "
+            f"{series.shape}. Add an axis for one channel; cut or pad series to one length."
+        )
+    if not np.isfinite(series).all():
+        raise DataFormatError("Series must be finite; found NaN or infinity. Fill in values first.")
 
 
 def to_tensor(images: NDArray[Any]) -> Tensor:
     """Copy pixels into a float32 tensor in [0, 1], as torchvision's `ToTensor` does.
 
-    uint8 `(batch, height, width, channels)` becomes `(batch, channels, height, width)`. Series,
-    float32 `(batch, channels, length)`, are copied as they are.
+    uint8 `(batch, height, width, channels)` becomes `(batch, channels, height, width)`. Series
+    keep shape and values.
 
     Example:
         >>> to_tensor(np.full((1, 2, 2, 3), 255, np.uint8)).shape
@@ -168,8 +172,8 @@ def to_tensor(images: NDArray[Any]) -> Tensor:
     """
     import torch
 
-    if images.ndim == 3 and images.dtype == np.float32:
-        return torch.from_numpy(np.array(images))
+    if images.ndim == 3 and images.dtype.kind == "f":
+        return torch.from_numpy(images.astype(np.float32))
     if images.ndim != 4:
         raise ShapeError(
             f"Pixels must have shape (batch, height, width, channels); found {images.shape}. "

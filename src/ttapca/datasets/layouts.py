@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from ttapca.datasets.cifar import (
     read_cifar_c,
     read_cifar_python,
 )
-from ttapca.datasets.images import Images, Series
+from ttapca.datasets.images import Images
 from ttapca.datasets.pictures import (
     PictureSize,
     class_folders,
@@ -113,7 +112,8 @@ def load(
     _check_clean(path, corruption, severity)
     if path.suffix == ".npz" and path.is_file():
         _check_no_size(path, pictures)
-        return read_series(path, split) if f"x_{split}" in npz_names(path) else read_npz(path)
+        both = f"x_{split}" in npz_names(path)  # splits are in one file
+        return read_npz(path, images=f"x_{split}", labels=f"y_{split}") if both else read_npz(path)
     if path.is_file():
         raise DataFormatError(
             f"A file of images must be an `.npz`, or an `.npy` beside `{LABELS_FILE}`; not {path}."
@@ -188,9 +188,9 @@ def _load_folder(folder: Path, split: Split, size: PictureSize) -> Images:
 def read_npz(path: Path | str, *, images: str = "images", labels: str = "labels") -> Images:
     """Read an `.npz` archive, as `numpy.savez` writes it, into memory.
 
-    `images` and `labels` are the names of its arrays: uint8, `(n, height, width, channels)`, and
-    integers, `(n,)`. An optional array of text, `class_names`, names the classes; without it they
-    are numbered.
+    `images` and `labels` are the names of its arrays: uint8, `(n, height, width, channels)`, or
+    floats, `(n, channels, length)`, which become `Series`; and integers, `(n,)`. An optional array
+    of text, `class_names`, names the classes; without it they are numbered.
 
     Example:
         >>> import tempfile
@@ -201,46 +201,14 @@ def read_npz(path: Path | str, *, images: str = "images", labels: str = "labels"
     """
     path = Path(path)
     arrays = read_npz_arrays(path, [images, labels], optional=[CLASS_NAMES])
-    return make_images(path, arrays[images], arrays[labels], _class_names(path, arrays))
-
-
-def _class_names(path: Path, arrays: Mapping[str, NDArray[Any]]) -> tuple[str, ...] | None:
     names = arrays.get(CLASS_NAMES)
     with reading(path):
         if names is not None and (names.ndim != 1 or names.size > MAX_CLASSES):
             raise DataFormatError(
                 f"`{CLASS_NAMES}` must be a row of names; found an array of shape {names.shape}."
             )
-        return None if names is None else tuple(names.astype(str).tolist())
-
-
-def read_series(path: Path | str, split: Split = "test") -> Images:
-    """Read time series from an `.npz` archive with both splits, into memory.
-
-    Its arrays are `x_train` and `x_test`, floats, `(n, channels, length)`, with `y_train` and
-    `y_test`, integers, `(n,)`, and perhaps `class_names`.
-
-    Example:
-        >>> import tempfile
-        >>> path, series = Path(tempfile.mkdtemp()) / "mine.npz", np.zeros((2, 3, 50))
-        >>> np.savez(path, x_train=series, y_train=[0, 1], x_test=series, y_test=[1, 0])
-        >>> read_series(path)
-        Series(2 of 3x50, 2 classes)
-    """
-    check_split(split)
-    path, x, y = Path(path), f"x_{split}", f"y_{split}"
-    arrays = read_npz_arrays(path, [x, y], optional=[CLASS_NAMES, "y_train", "y_test"])
-    names = _class_names(path, arrays)
-    if names is None:  # a split may lack the last classes
-        both = [arrays[each] for each in ("y_train", "y_test") if each in arrays]
-        highest = [int(each.max()) for each in both if each.size and each.dtype.kind in "iu"]
-        count = max(highest, default=-1) + 1
-        names = tuple(map(str, range(count))) if 0 < count <= MAX_CLASSES else None
-    with reading(path), np.errstate(over="ignore"):
-        if arrays[x].dtype.kind != "f":
-            raise DataFormatError(f"`{x}` must hold floats; found {arrays[x].dtype}.")
-        series = arrays[x].astype(np.float32)
-    return make_images(path, series, arrays[y], names, Series)
+        class_names = None if names is None else tuple(names.astype(str).tolist())
+    return make_images(path, arrays[images], arrays[labels], class_names)
 
 
 def read_digits(split: Split = "test") -> Images:

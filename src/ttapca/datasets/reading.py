@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ttapca._checks import OneOf, check_option
-from ttapca.datasets.images import Images
+from ttapca.datasets.images import Images, Series
 from ttapca.errors import DataFormatError, DataNotFoundError, ShapeError, TtapcaError, did_you_mean
 
 Split = Literal["train", "test"]
@@ -91,9 +91,8 @@ def make_images(
     images: NDArray[Any],
     labels: NDArray[np.integer],
     class_names: tuple[str, ...] | None,
-    kind: type[Images] = Images,
 ) -> Images:
-    """Return the `Images` read from `path`; without names, classes are `0`, `1`, ..."""
+    """Return the `Images` or `Series` read from `path`; without names, classes are `0`, `1`, ..."""
     with reading(path):
         if labels.dtype.kind not in "iu":
             raise DataFormatError(f"Labels must be integers; found {labels.dtype}.")
@@ -106,6 +105,7 @@ def make_images(
             class_names = tuple(map(str, range(highest + 1)))
         if labels.shape == images.shape[:1]:  # any other shape is refused before it costs memory
             labels = labels.astype(np.int64)
+        kind = Series if images.ndim == 3 and images.dtype.kind == "f" else Images
         return kind(images, cast("NDArray[np.int64]", labels), class_names)
 
 
