@@ -309,10 +309,12 @@ def line(title: str, rows: list[Row], methods: list[str]) -> None:
     for method in methods:
         if method.startswith("wiener"):
             after = np.array([unit_excess(rows, unit, method) for unit in units])
-            shares = 100 * after[drawn].sum(1) / before[drawn].sum(1)
-            low, high = np.percentile(shares, [2.5, 97.5])
+            with np.errstate(all="ignore"):  # of a draw without excess
+                shares = 100 * after[drawn].sum(1) / before[drawn].sum(1)
+            low, high = np.percentile(shares[np.isfinite(shares)], [2.5, 97.5])
             left = 100 * after.sum() / before.sum()
-            cells.append(f"{left:.0f} % ({low:.0f} to {high:.0f})")
+            interval = f" ({low:.0f} to {high:.0f})" if len(units) > 1 else ""
+            cells.append(f"{left:.0f} %{interval}")
     print(f"| {title} | {' | '.join(cells)} |")
 
 
