@@ -188,7 +188,7 @@ def test_a_network_of_ones_own(tmp_path: Path) -> None:
         Benchmark(plan.changed(methods=("ttt",)), network).units()
     with pytest.raises(OptionError, match="A benchmark needs a network"):
         Benchmark(Plan(data="digits")).units()
-    with pytest.raises(NotEnoughDataError, match="has 596 test images; asked for are 1,000"):
+    with pytest.raises(NotEnoughDataError, match="has 596 test samples; asked for are 1,000"):
         Benchmark(plan.changed(images=1000)).units()
 
 
