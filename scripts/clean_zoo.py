@@ -98,10 +98,11 @@ def trained(
     *,
     epochs: int,
     rate: float = 3e-3,
+    seed: int = 0,
 ) -> nn.Module:
     """Return a network that was trained on samples, from the cache if it is there."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         network = make()
         digest = hashlib.sha256(f"{network} {epochs} {rate}".encode())
         digest.update(samples.numpy().tobytes())
@@ -269,7 +270,7 @@ def series_in(text: str) -> Iterator[tuple[np.ndarray, str]]:
 
 
 def windows_of(
-    places: Places, package: str, paths: list[str], length: int, most: int
+    places: Places, package: str, paths: list[str], length: int, most: int, seed: int = 0
 ) -> tuple[list[Tensor], list[Tensor], list[int]]:
     """Cut series into windows: return those of half of the series, and those of the others.
 
@@ -281,13 +282,14 @@ def windows_of(
         paths: The files in it.
         length: Of a window.
         most: At most so many windows of a series.
+        seed: Divides the series.
     """
     series = [each for path in paths for each in series_in(wheel_text(places, package, path))]
     classes = sorted({label for _, label in series})
     parts: tuple[list[Tensor], list[Tensor]] = [], []
     numbers: tuple[list[int], list[int]] = [], []
     whose: list[int] = []
-    for place, row in enumerate(shuffled(len(series)).tolist()):
+    for place, row in enumerate(shuffled(len(series), seed).tolist()):
         values, label = series[row]
         half = int(place >= 0.55 * len(series))
         for first in range(0, min(values.shape[1] - length + 1, most * length), length):
@@ -327,6 +329,7 @@ def series_world(
     *,
     most: int = 1,
     wide: bool = False,
+    epochs: int = 60,
 ) -> World:
     """Train a network on series.
 
@@ -338,6 +341,7 @@ def series_world(
         length: Of a window.
         most: At most so many windows of a series.
         wide: Whether values span orders of magnitude, as the currents of a phone and a heater do.
+        epochs: Of training.
     """
     samples, labels, whose = windows_of(places, package, paths, length, most)
     if wide:
@@ -349,7 +353,7 @@ def series_world(
         samples[0],
         labels[0],
         places,
-        epochs=150 if wide else 60,
+        epochs=epochs,
     )
     groups = whose if most > 1 else None
     return World(network, "0", samples[0], samples[1], labels[1], groups=groups)
@@ -373,16 +377,36 @@ def power(places: Places) -> World:
     return series_world("power", places, "aeon", paths, 24)
 
 
+def gestures(places: Places) -> World:
+    """CNN on movements of a hand, 1 channel x 150, Conv1d with BatchNorm."""
+    paths = [f"GunPoint/GunPoint_{part}.ts" for part in ("TRAIN", "TEST")]
+    return series_world("gestures", places, "aeon", paths, 150, epochs=150)
+
+
+def arrows(places: Places) -> World:
+    """CNN on outlines of arrow heads, 1 channel x 251, Conv1d with BatchNorm."""
+    paths = [f"ArrowHead/ArrowHead_{part}.ts" for part in ("TRAIN", "TEST")]
+    return series_world("arrows", places, "aeon", paths, 251, epochs=150)
+
+
+def leaves(places: Places) -> World:
+    """CNN on outlines of leaves, 1 channel x 427, Conv1d with BatchNorm."""
+    paths = [f"OSULeaf/OSULeaf_{part}.ts" for part in ("TRAIN", "TEST")]
+    return series_world("leaves", places, "aeon", paths, 427, epochs=150)
+
+
 def appliances(places: Places) -> World:
     """CNN on one window of each appliance, 1 channel x 100, Conv1d with BatchNorm."""
     paths = [f"PLAID/PLAID_{part}.ts" for part in ("TRAIN", "TEST")]
-    return series_world("appliances", places, "sktime", paths, 100, wide=True)
+    return series_world("appliances", places, "sktime", paths, 100, wide=True, epochs=150)
 
 
 def appliance_windows(places: Places) -> World:
     """The same with up to five windows of each appliance, one after another."""
     paths = [f"PLAID/PLAID_{part}.ts" for part in ("TRAIN", "TEST")]
-    return series_world("appliance windows", places, "sktime", paths, 100, most=5, wide=True)
+    return series_world(
+        "appliance windows", places, "sktime", paths, 100, most=5, wide=True, epochs=150
+    )
 
 
 def log_mels(sound: Tensor) -> Tensor:
@@ -643,6 +667,9 @@ WORLDS: dict[str, Callable[[Places], World]] = {
         vowels,
         motions,
         power,
+        gestures,
+        arrows,
+        leaves,
         appliances,
         appliance_windows,
         spoken,

@@ -98,3 +98,25 @@ def test_a_measurement_leaves_no_trace() -> None:
 def test_a_band_in_words(variance: float, gain: float, bar: str, meaning: str) -> None:
     band = BandReport(8, 15, 1.0, variance, gain)
     assert (band.bar, band.meaning.replace(" the variance", "")) == (bar, meaning)
+
+
+def test_variance_that_is_not_scaled_down_is_that_of_a_mean() -> None:
+    moved = "4.0 times the variance: a mean has moved; moved back if that is sure"
+    assert BandReport(8, 15, 1.0, 4.0, 1.04, p_value=0.002).meaning == moved
+    assert BandReport(8, 15, 1.0, 4.0, 1.0, p_value=0.03).meaning.endswith(
+        "no sure shift; left alone"
+    )
+
+
+def test_the_offset_of_a_sensor_in_words() -> None:
+    """A network on series, whose samples are moved: nothing says images."""
+    random = torch.Generator().manual_seed(0)
+    series = torch.randn(200, 2, 20, generator=random)
+    network = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten())
+    fitted = ttapca.fit(network.eval(), "0", series, outputs="multilabel")
+    with ttapca.adapt(network, "wiener", filter=fitted, outputs="multilabel") as adapted:
+        adapted(series[:100] + 2)
+        said = f"{ttapca.explain(adapted)[0]} {adapted.health}"
+    assert "by 100 samples" in said
+    assert "100 samples, p = " in said
+    assert "image" not in said

@@ -60,7 +60,7 @@ def fitted(units: str = "imagenet", wrapper: str = "") -> ttapca.FittedFilter:
 def test_an_adapter_warns_once_and_names_numbers_and_cause() -> None:
     model, raw = network(), shifted()["clean"]
     message = (
-        r"given images with mean 0\.\d+ and range 0 to 1, where the filter was fitted on images "
+        r"given samples with mean 0\.\d+ and range 0 to 1, where the filter was fitted on samples "
         r"with mean -?0\.\d+ and range -2\.12 to 2\.64: is the normalisation missing\? Prepare"
     )
     with (

@@ -140,7 +140,7 @@ def test_every_method_counts_images_and_broken_batches_by_stream(method: str, no
         assert all(getattr(other, name) is None for name in MISSING)
     assert json.loads(json.dumps(other.to_dict(), allow_nan=False)) == other.to_dict()
     assert "\n" not in repr(other)
-    assert "24 images" in repr(other)
+    assert "24 samples" in repr(other)
     assert repr(other).endswith("2 batches skipped)")
 
 

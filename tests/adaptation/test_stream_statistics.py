@@ -616,7 +616,7 @@ def test_samples_that_are_of_no_image_cannot_be_told_apart() -> None:
     _, stream = followed(model.eval())
     mixed = mixed_batches("BatchNorm")[0]
     mixed = Mixed(*(each[:14] for each in vars(mixed).values()))  # 14 images of 4 channels make 8
-    with pytest.raises(LayerOutputError, match="a layer with 8 samples of 14 images"):
+    with pytest.raises(LayerOutputError, match="a layer with 8 rows for 14 samples"):
         passed_together(model, stream, states_of(stream), mixed)
 
 

@@ -55,7 +55,7 @@ def test_markdown_has_as_many_entries_in_every_line() -> None:
     assert "<b>" not in text.replace("\\<b\\>", "")
     exported = export(paper_grid(), "markdown")  # with notes, and the comparison
     assert exported.count("### ") == 2
-    assert "1,000 images per corruption" in exported
+    assert "1,000 samples per corruption" in exported
     assert "| tent, paper | 20.42 (printed 19.96) |" in exported
 
 

@@ -167,12 +167,12 @@ def test_a_sweep_is_one_point_where_methods_are_compared() -> None:
 
 def test_cost_is_a_multiple_of_source_where_source_was_run() -> None:
     (axes,) = by_name(paper_grid())["cost"].drawing.axes
-    assert axes.get_xlabel() == "time per image (source = 1)"
+    assert axes.get_xlabel() == "time per sample (source = 1)"
     assert len(axes.containers) == len(METHODS)
     assert [pytest.approx(0.42 / 0.4)] in [points(each)[0] for each in axes.containers]
     others = [each for each in paper_grid() if each.cell.method != "source"]
     (axes,) = by_name(others)["cost"].drawing.axes
-    assert axes.get_xlabel() == "milliseconds per image"
+    assert axes.get_xlabel() == "milliseconds per sample"
     assert [pytest.approx(0.42)] in [points(each)[0] for each in axes.containers]
 
 
@@ -274,7 +274,7 @@ def test_figures_draw_the_interval_of_the_images() -> None:
     rows = with_bits([each for each in sweeps() if each.cell.setting == "episodic"])
     drawn = by_name(rows)
     for name in ("rank", "cost"):
-        assert "95 % interval over images" in drawn[name].caption
+        assert "95 % interval over samples" in drawn[name].caption
         assert "standard deviation" not in drawn[name].caption
     widths = []
     for components in (50, 200, 1000, 2000):

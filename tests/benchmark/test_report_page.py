@@ -117,7 +117,7 @@ def test_the_headline_says_what_was_not_tested_or_not_measured() -> None:
     assert text.endswith(f"2 of {len(rows)} measurements failed.")
     tested = grid({"bn": 21.0, "tent": 20.0})
     assert headline(tested, comparisons(tested)).endswith(
-        "±: 95\u00a0% interval over images. All 4 measurements finished."
+        "±: 95\u00a0% interval over samples. All 4 measurements finished."
     )
     alone = without_bits(grid({"bn": 21.0}))
     assert NOT_TESTED not in headline(alone, comparisons(alone))

@@ -168,7 +168,7 @@ def test_what_is_finished_is_never_run_twice(subject: Subject, results: Results)
     assert [task.split("/")[0] for task in second.images] == ["3", "4"]
     assert sum(second.images.values()) == sum(unit.images for unit in units[2:])
     assert second.notes == [
-        f"4 measurements to make in 2 runs, {4 * IMAGES} images; 2 runs were finished before"
+        f"4 measurements to make in 2 runs, {4 * IMAGES} samples; 2 runs were finished before"
     ]
     rows, observations = lasting(results)
     assert rows[:2] == before[0]

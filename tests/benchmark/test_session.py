@@ -39,7 +39,7 @@ def test_results_of_version_0_1_are_read_and_not_run_again(tmp_path: Path) -> No
     assert [one.cell.method for one in observations] == ["ttapca-relu"] * 2
     notes = Recorder()
     assert Benchmark(PLAN, reporter=notes).run(path) == before
-    assert "0 measurements to make, 0 images; 6 runs were finished before" in notes.notes
+    assert "0 measurements to make, 0 samples; 6 runs were finished before" in notes.notes
     with Results(path, readonly=True) as results:
         assert (results.rows(), results.observations()) == (before, observations)
     for new, old in zip(Benchmark(PLAN).run(fresh), before, strict=True):
@@ -188,7 +188,7 @@ def test_a_network_of_ones_own(tmp_path: Path) -> None:
         Benchmark(plan.changed(methods=("ttt",)), network).units()
     with pytest.raises(OptionError, match="A benchmark needs a network"):
         Benchmark(Plan(data="digits")).units()
-    with pytest.raises(NotEnoughDataError, match="has 596 test images; asked for are 1,000"):
+    with pytest.raises(NotEnoughDataError, match="has 596 test samples; asked for are 1,000"):
         Benchmark(plan.changed(images=1000)).units()
 
 
@@ -205,7 +205,7 @@ def test_source_images_are_part_of_the_key(
     benchmark = Benchmark(plan, nn.Sequential(*layers).eval())
     (unit,) = benchmark.units()
     assert json.loads(unit.cells[0].options) == {
-        "source": "20 of 80 images, 10 of each class, shuffled with seed 0"
+        "source": "20 of 80 samples, 10 of each class, shuffled with seed 0"
     }
     with adapted(unit.cells[0], benchmark._subject()) as adapter:
         assert adapter(torch.rand(8, 3, 8, 8)).shape == (8, 2)

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import ttapca
 from benchmark.worlds import DIGITS_PLAN, Recorder, small_subject
-from ttapca.benchmark import Benchmark, ImageSource, Results, Row
+from ttapca.benchmark import Benchmark, ImageSource, Plan, Results, Row
 from ttapca.benchmark.subject import ImageCache, read_measured
-from ttapca.corruptions import corrupt
+from ttapca.corruptions import corrupt, sensors
 from ttapca.corruptions.apply import corrupt_any_size
-from ttapca.datasets import Images, read_digits, to_tensor
+from ttapca.datasets import Images, Series, read_digits, to_tensor
 from ttapca.engines import SerialEngine
 from ttapca.errors import (
     DataFormatError,
@@ -263,3 +265,63 @@ def test_a_folder_whose_last_image_changed_is_another_one(tmp_path: Path) -> Non
     np.save(folder / "fog.npy", pixels)
     with pytest.raises(OptionError, match="or they have changed since"):
         Benchmark(plan).run(to)
+
+
+def some_series(count: int = 40) -> Series:
+    random = np.random.default_rng(4)
+    return Series(random.standard_normal((count, 3, 30)), np.arange(count) % 4, tuple("abcd"))
+
+
+def test_series_have_degradations_of_sensors() -> None:
+    clean = some_series()
+    source = ImageSource(clean, seed=3)
+    found = source.images([("hum", 2), ("clean", 0)])
+    assert (repr(found), source.name) == ("Series(80 of 3x30, 4 classes)", "generated, seed 3")
+    assert np.array_equal(found.images[:40], sensors.degrade(clean.images, "hum", 2, 3))
+    assert np.array_equal(found.images[40:], clean.images)
+    source.check([("hum", 2), ("clean", 0)])
+    with pytest.raises(OptionError, match=r"Series take .*gain_drift.*found `fog`.*for images"):
+        source.check([("clean", 0), ("fog", 2)])
+    with pytest.raises(OptionError, match=r"Images take .*found `hum`.*for series"):
+        ImageSource(colour_images()).check([("hum", 2)])
+    with pytest.raises(OptionError, match="a folder of images; found series"):
+        ImageSource(clean, Path("CIFAR-10-C")).check([("hum", 2)])
+
+
+def test_processes_share_series(tmp_path: Path) -> None:
+    clean, conditions = some_series(), [("noise", 1), ("offset", 5)]
+    plain = ImageSource(clean).images(conditions)
+    shared = ImageSource(clean, cache=ImageCache(tmp_path, 3)).images(conditions)
+    assert shared.images.dtype == np.float64
+    assert np.array_equal(shared.images, plain.images)
+
+
+def test_methods_are_compared_on_series(tmp_path: Path) -> None:
+    """From an archive; a filter sees series, and leaves no pictures."""
+    data = tmp_path / "mine.npz"
+    parts = some_series(80), some_series()
+    arrays = {f"x_{name}": part.images for name, part in zip(("train", "test"), parts, strict=True)}
+    arrays |= {
+        f"y_{name}": part.labels for name, part in zip(("train", "test"), parts, strict=True)
+    }
+    np.savez(data, **arrays)
+    torch.manual_seed(0)
+    layers = (nn.Conv1d(3, 8, 5), nn.BatchNorm1d(8), nn.ReLU(), nn.AdaptiveAvgPool1d(1))
+    network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 4)).eval()
+    plan = Plan("mine", str(data), ("source", "wiener"), ("sensors", "clean"), (2,), ("online",))
+    assert plan.corruptions == (*sensors.DEGRADATIONS, "clean")
+    rows = Benchmark(plan, network).run(tmp_path / "results.sqlite")
+    assert [row.outcome.reason for row in rows] == [""] * 16
+    by_condition = {(row.cell.corruption, row.cell.method): row.outcome.error for row in rows}
+    # By hand: the degraded samples, and the untouched network.
+    made = sensors.degrade(parts[1].images, "noise", 2, 0)
+    predicted = network(torch.tensor(made).float()).argmax(1)
+    wrong = float((predicted != torch.tensor(parts[1].labels)).float().mean())
+    assert by_condition["noise", "source"] == pytest.approx(100 * wrong)
+    with Results(tmp_path / "results.sqlite") as results:
+        seen = results.observations()
+    assert seen
+    assert all(each.before == () and each.source_spectrum for each in seen)
+    images = Benchmark(plan.changed(corruptions=("standard",)), network)
+    with pytest.raises(OptionError, match="found `gaussian_noise`, which is for images"):
+        images.run(tmp_path / "other.sqlite")

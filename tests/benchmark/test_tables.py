@@ -65,7 +65,7 @@ def test_the_papers_layout() -> None:
         "method", "Mean of 15", "Gauss", "Shot", "Impulse", "Defocus", "Glass", "Motion", "Zoom",
         "Snow", "Frost", "Fog", "Bright", "Contrast", "Elastic", "Pixel", "JPEG", "Clean",
     )  # fmt: skip
-    assert table.title == "resnet20 on cifar10, severity 5, episodic, batches of 200, 1,000 images"
+    assert table.title == "resnet20 on cifar10, severity 5, episodic, batches of 200, 1,000 samples"
     assert tuple(line[0].text for line in table.rows) == METHODS
     for line, method in zip(table.rows, METHODS, strict=True):
         errors = errors_of(method)
@@ -142,7 +142,7 @@ def test_clean_images_join_every_table_of_the_same_conditions() -> None:
     rows = [row(cell("bn", CLEAN))]
     (only,) = error_tables(rows)
     assert only.columns == ("method", "Clean")
-    assert "clean images" in only.title
+    assert "clean samples" in only.title
 
 
 def test_settings_beside_one_another() -> None:
@@ -172,7 +172,7 @@ def test_settings_beside_one_another() -> None:
     assert texts(table, "episodic")["tent, lr 0.001"] == "—"
     assert [texts(table, name)["tent, lr 0.5"] for name in table.columns[1:3]] == ["—", "—"]
     assert "(" not in texts(table, "mixed")["tent, lr 0.5"]  # not run on clean images
-    assert table.notes[0].endswith("mean over 15 corruptions; clean images in brackets.")
+    assert table.notes[0].endswith("mean over 15 corruptions; clean samples in brackets.")
 
 
 def test_clean_images_stand_beside_the_severity_whose_stream_they_share() -> None:
@@ -202,7 +202,7 @@ def test_costs_are_those_of_the_rows() -> None:
         return {name: texts(table, name)["tent"] for name in table.columns} if table else {}
 
     found = costs(paper_grid())
-    assert (found["ms per image"], found["times source"]) == ("1.30", "3.25")
+    assert (found["ms per sample"], found["times source"]) == ("1.30", "3.25")
     assert (found["parameters"], found["updates"]) == ("1,376", str(15 * 5))
     for setting in ("mixed", "changing"):  # each row counts the whole stream
         assert costs(paper_grid(setting))["updates"] == "5"
@@ -237,7 +237,7 @@ def test_a_mean_has_the_interval_of_the_images_not_of_the_seeds(seeds: int) -> N
         assert "seeds 0, 1, 2: mean; corrupted" in table.notes[0]
         assert "standard deviation over seeds at most 0.0" in table.notes[1]
     at = table.columns.index("Fog")
-    assert all("95 % interval over images: " in line[at].note for line in table.rows)
+    assert all("95 % interval over samples: " in line[at].note for line in table.rows)
 
 
 def test_a_single_corruption_shows_its_interval() -> None:
@@ -304,10 +304,10 @@ def test_settings_and_the_papers_numbers_stand_beside_intervals_too() -> None:
     for name in ("episodic", "online", "correlated"):
         assert texts(table, name) == texts(own, "Mean of 2")
         assert bold(table, name) == {"bn", "tent"}
-    assert table.notes[1].startswith("±: half the width of the 95 % interval over images.")
+    assert table.notes[1].startswith("±: half the width of the 95 % interval over samples.")
     beside = paper_tables(rows[:6])[0]
     assert beside.rows[0][1].text == texts(own, "Mean of 2")["source"]
-    assert beside.notes[-1].endswith("interval over images; the paper prints standard deviations.")
+    assert beside.notes[-1].endswith("interval over samples; the paper prints standard deviations.")
 
 
 def test_differences_are_those_of_the_same_images() -> None:

@@ -60,7 +60,7 @@ def test_from_nothing_to_a_table(digits: Path, monkeypatch: pytest.MonkeyPatch, 
     assert "in a folder that exists; there is no" in command(words, 2).err
     Path("sub").mkdir()
     told = command(words)
-    assert "bench: 8 measurements to make, 480 images\n" in told.err
+    assert "bench: 8 measurements to make, 480 samples\n" in told.err
     assert "1/8  fog 5  episodic  source  batch 30  error " in told.err
     rows = rows_of("sub/r.sqlite")
     assert [row.outcome.status for row in rows] == ["done"] * 8
@@ -70,7 +70,7 @@ def test_from_nothing_to_a_table(digits: Path, monkeypatch: pytest.MonkeyPatch, 
     kept = AssertionError("the filter is kept beside the results")
     monkeypatch.setattr(ttapca, "fit", MagicMock(side_effect=kept))
     again = command(words)
-    assert "bench: 0 measurements to make, 0 images; 8 runs were finished before\n" in again.err
+    assert "bench: 0 measurements to make, 0 samples; 8 runs were finished before\n" in again.err
     assert again.out == told.out
     assert rows_of("sub/r.sqlite") == rows
 
@@ -184,10 +184,10 @@ def test_a_dry_run_lists_and_leaves_nothing(place: Path, command) -> None:
     lines = told.out.splitlines()
     assert len(lines) == 3 * 15 * (1 + 2 * 6)
     assert lines[0] == "gaussian_noise 5  episodic  tent"
-    assert told.err == "585 measurements, 348,660 images\n"
+    assert told.err == "585 measurements, 348,660 samples\n"
     words = "bench digits --methods wiener --corruptions fog --settings online --dry-run"
     told = command(words)  # a rank that only the fit knows is not named
-    assert (told.out, told.err) == ("fog 5  online  wiener\n", "1 measurement, 596 images\n")
+    assert (told.out, told.err) == ("fog 5  online  wiener\n", "1 measurement, 596 samples\n")
     assert command(f"{words} --components 20").out == "fog 5  online  wiener  rank 20\n"
     assert sorted(place.iterdir()) == before
 
@@ -202,7 +202,7 @@ def test_a_mistyped_network_is_told_before_images_are_looked_for(command) -> Non
 def test_a_plan_that_names_no_data_takes_the_only_data_that_fit(command) -> None:
     plan = 'model = "digits"\nmethods = ["source"]\ncorruptions = ["fog"]\nsettings = ["online"]\n'
     Path("plan.toml").write_text(plan)
-    assert command("bench --plan plan.toml --dry-run").err == "1 measurement, 596 images\n"
+    assert command("bench --plan plan.toml --dry-run").err == "1 measurement, 596 samples\n"
     Path("plan.toml").write_text(f'data = "cifar10"\n{plan}')
     assert "cifar10" in command("bench --plan plan.toml --dry-run", 2).err
 
@@ -242,7 +242,7 @@ def test_a_failure_is_told_and_exits_with_1(command) -> None:
     assert "r.sqlite: 4 measurements, 2 of them failed\n" in told.out
     assert lines_of(told.out)[1] == ["bn", "—"]
     again = command(words, 1).err
-    assert "0 images; 4 runs were finished before, 2 of them failed\n" in again
+    assert "0 samples; 4 runs were finished before, 2 of them failed\n" in again
     assert again.endswith("bench: 2 measurements failed; --retry-failed repeats what failed\n")
     repeated = command(f"{words} --retry-failed", 1).err
     assert "bench: 2 measurements to make" in repeated
@@ -256,7 +256,7 @@ def test_some_images_of_each_class(place: Path, pictures, command) -> None:
         "--batch-sizes 20 --to r.sqlite"
     )
     told = command(f"{words} --images 20").err
-    assert "bench: 20 of 80 images, 10 of each class of `images`" in told
+    assert "bench: 20 of 80 samples, 10 of each class of `images`" in told
     command(words)
     some, every = rows_of("r.sqlite")
     assert some.cell.data == "images, 10 of each class"
@@ -292,7 +292,7 @@ def test_each_batch_size_and_severity_has_a_table(weights: Path, command) -> Non
         assert lines == expected(own, ("online",))
     told = " ".join(command(f"{words} --severities 1,5").out.split())
     for severity in (1, 5):
-        assert f"severity {severity}, by setting, batches of 200, 50 images" in told
+        assert f"severity {severity}, by setting, batches of 200, 50 samples" in told
 
 
 def test_a_plan_may_say_more_than_the_methods_that_are_left_of_it_take(command) -> None:
@@ -303,7 +303,7 @@ def test_a_plan_may_say_more_than_the_methods_that_are_left_of_it_take(command) 
     )
     words = "bench --plan plan.toml --dry-run --methods"
     assert command(f"{words} source").out == "fog 5  online  source\n"
-    assert command(f"{words} source,tent --lr 0.1").err == "2 measurements, 1,192 images\n"
+    assert command(f"{words} source,tent --lr 0.1").err == "2 measurements, 1,192 samples\n"
     assert "--components would have no effect" in command(f"{words} source --components 9", 2).err
 
 

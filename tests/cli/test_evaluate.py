@@ -25,7 +25,7 @@ def test_from_a_fit_to_a_filtered_prediction(digits: Path, command) -> None:
     told = command(f"fit {digits} --data digits --components 40 --to f").out  # at the best layer
     assert "`conv1`, folded: 40 components of 1,024 outputs hold" in told
     assert "exact up to rounding" in told
-    assert "of 1,201 images" in told
+    assert "of 1,201 samples" in told
     assert ttapca.load("f").n_components_ == 40
     words = f"eval {digits} --data digits"
     plain = json.loads(command(f"{words} --json").out)
@@ -42,8 +42,8 @@ def test_from_a_fit_to_a_filtered_prediction(digits: Path, command) -> None:
     assert found["--forgetting online"]["parameters_adapted"] == 40
     assert found["--forgetting online"]["entropy"] != found[""]["entropy"]
     text = command(f"{words} --limit 100").out
-    assert text.startswith(f"{digits} on 100 images of digits (source)\n  error ")
-    for part in ("calibration error", "images/s", "parameters adapted"):
+    assert text.startswith(f"{digits} on 100 samples of digits (source)\n  error ")
+    for part in ("calibration error", "samples/s", "parameters adapted"):
         assert part in text
 
 
@@ -97,13 +97,13 @@ def test_a_corruption(place: Path, command) -> None:
     # two images have two classes at most, the network ten
     assert "one logit for each of the" in command(words, 2).err
     (folder / "corruptions.json").write_text(json.dumps({"class_names": list("0123456789")}))
-    assert "2 images of c, fog 3 (source)" in command(words).out
+    assert "2 samples of c, fog 3 (source)" in command(words).out
 
 
 def test_eval_takes_the_filter_that_ships(command) -> None:
     words = "eval cifar10-resnet20 --data cifar10-500 --limit 10 --method"
-    assert "10 images of cifar10-500 (wiener, episodic" in command(f"{words} wiener").out
-    assert "10 images of cifar10-500 (bn, episodic" in command(f"{words} bn").out  # takes none
+    assert "10 samples of cifar10-500 (wiener, episodic" in command(f"{words} wiener").out
+    assert "10 samples of cifar10-500 (bn, episodic" in command(f"{words} bn").out  # takes none
 
 
 def test_eval_mixes_the_classes_of_a_folder(place: Path, pictures, command) -> None:
@@ -114,10 +114,10 @@ def test_eval_mixes_the_classes_of_a_folder(place: Path, pictures, command) -> N
         for given in ("", "--order sorted", "--limit 20", "--limit 20 --seed 3")
     }
     assert [facts["chosen"] for facts in found.values()] == [
-        "all 80 images, shuffled with seed 0",
-        "all 80 images, class by class",
-        "20 of 80 images, 10 of each class, shuffled with seed 0",
-        "20 of 80 images, 10 of each class, shuffled with seed 3",
+        "all 80 samples, shuffled with seed 0",
+        "all 80 samples, class by class",
+        "20 of 80 samples, 10 of each class, shuffled with seed 0",
+        "20 of 80 samples, 10 of each class, shuffled with seed 3",
     ]
     # The class `bright` comes first in the alphabet, and the network says 1 for bright.
     assert found[""]["error"] == 100

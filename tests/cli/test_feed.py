@@ -27,7 +27,7 @@ def test_it_prints_what_was_right_under_each_condition(command) -> None:
     assert clean[:4] == ["camera-1", "clean", "on", "100"]
     assert fog[:4] == ["camera-1", "fog:2", "on", "20"]
     assert clean[-2:] == ["100.0", "%"]
-    assert "the first 50 of 596 images of `digits`" in said.err
+    assert "the first 50 of 596 samples of `digits`" in said.err
     assert "(scripted)" in said.err
     assert "camera-1: fog:2" in said.err
 

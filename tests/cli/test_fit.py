@@ -26,7 +26,7 @@ FIT = "fit digits --layer conv1 --components 30 --to"
 def test_fit_sees_every_class(place: Path, pictures, command) -> None:
     pictures(place / "images")
     words = "fit own:mean --data images --layer stem --components 5 --limit 40 --to f"
-    said = "images: 40 of 80 images, 20 of each class, shuffled with seed 0"
+    said = "samples: 40 of 80 samples, 20 of each class, shuffled with seed 0"
     assert said in command(words).out
     facts = json.loads(command(f"{words} --force --json").out)
     assert (facts["layer"], facts["components"], facts["images"]) == ("stem", 5, 40)
@@ -159,7 +159,7 @@ def test_shards_give_the_filter_of_the_data_set(
 ) -> None:
     command(f"{FIT} whole --data digits --order stored --dtype float64")
     facts = json.loads(command(f"{FIT} f --data part-*.npy --dtype float64 --json").out)
-    assert facts["chosen"] == "all 1,201 images of 3 shards, in stored order"
+    assert facts["chosen"] == "all 1,201 samples of 3 shards, in stored order"
     engine = ShuffledEngine(workers=2)
     monkeypatch.setattr("ttapca.engines.engine_of", lambda words: engine)
     said = command(f"{FIT} g --data 'part-*.npy' --dtype float64 --jobs 2")

@@ -133,7 +133,7 @@ CALLS = {
         ("--seeds a", 2, "--seeds takes whole numbers, such as 1,3 or 0-2; found `a`"),
         ("--seeds 0-99999999999", 2, "--seeds takes at most 10,000 numbers"),
         ("--settings offline", 2, "must be one of episodic, episodic-sorted, online"),
-        ("--images 1000000", 2, "has 596 test images; asked for are 1,000,000"),
+        ("--images 1000000", 2, "has 596 test samples; asked for are 1,000,000"),
         ("--to foreign.sqlite", 1, "is another database"),
         ("--to none/r.sqlite", 2, "there is no .*none"),
         ("--to home", 2, "--to names a file; home is a folder"),
@@ -141,7 +141,7 @@ CALLS = {
     "reproduce": [
         ("cifar100", 2, "No network for `cifar100` ships with ttapca"),
         ("digits nothing", 2, "`nothing` is neither a packaged network nor a file"),
-        ("digits digits --quick", 2, "has 596 test images; asked for are 1,000"),
+        ("digits digits --quick", 2, "has 596 test samples; asked for are 1,000"),
     ],
     "tune": [
         ("digits", 2, "MODEL METHOD; found no method"),

@@ -18,8 +18,8 @@ def test_from_nothing_to_options(command, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("COLUMNS", "100")
     words = f"tune digits bn --option prior=0..4000:3 {SMALL}"
     told = command(words)
-    assert "tune: the last 40 of 1,201 images of `digits, training images`\n" in told.err
-    assert "tune: 12 measurements to make, 480 images\n" in told.err
+    assert "tune: the last 40 of 1,201 samples of `digits, training images`\n" in told.err
+    assert "tune: 12 measurements to make, 480 samples\n" in told.err
     assert "fog 4  online  bn  batch 20  prior=2000.0  error " in told.err
     lines = [re.findall(r"[\w.]+", line) for line in told.out.splitlines() if "│" in line]
     assert {line[0] for line in lines} == {"0", "2000", "4000", "source"}
@@ -34,7 +34,7 @@ def test_from_nothing_to_options(command, monkeypatch: pytest.MonkeyPatch) -> No
     assert facts["trials"][0]["errors"].keys() == {"fog:4", "spatter:5"}
 
     again = command(words)
-    assert "tune: 0 measurements to make, 0 images; 12 runs were finished before\n" in again.err
+    assert "tune: 0 measurements to make, 0 samples; 12 runs were finished before\n" in again.err
     assert again.out == told.out
     with Results("t.sqlite", readonly=True) as results:
         rows = results.rows()

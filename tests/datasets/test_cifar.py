@@ -228,7 +228,7 @@ def test_what_is_not_there_is_named(corrupted):
         ("fog", np.zeros((20, 4, 4, 3)), DataFormatError, "must be uint8"),
         ("fog", np.array([{}]), DataFormatError, "Files with pickled objects are refused"),
         ("labels", np.zeros(20), DataFormatError, "Labels must be integers; found float64"),
-        ("labels", np.zeros((20, 1), np.uint8), ShapeError, "one label for each image"),
+        ("labels", np.zeros((20, 1), np.uint8), ShapeError, "one label for each sample"),
         ("labels", np.array(3), DataFormatError, "found a single number"),
     ],
 )

@@ -77,7 +77,7 @@ PIXELS = np.zeros((2, 4, 4, 3), np.uint8)
     [
         (PIXELS[0], np.zeros(4, np.int64), ShapeError, "height, width"),
         (PIXELS / 255, np.zeros(2, np.int64), DataFormatError, "uint8.*float64"),
-        (PIXELS, np.zeros(3, np.int64), ShapeError, "one label for each image"),
+        (PIXELS, np.zeros(3, np.int64), ShapeError, "one label for each sample"),
         (PIXELS, np.zeros(2, np.int32), DataFormatError, "int64"),
         (PIXELS, np.array([0, 2]), DataFormatError, "0 to 1.*0 to 2"),
         (PIXELS, np.array([-1, 0]), DataFormatError, "found -1 to 0"),
@@ -149,10 +149,10 @@ ONE_CLASS = np.zeros(100, np.int64)
 @pytest.mark.parametrize(
     ("labels", "limit", "words"),
     [
-        (BY_CLASS, 75, "75 of 500 images, 7 to 8 of each class, shuffled with seed 0"),
-        (BY_CLASS, None, "all 500 images, shuffled with seed 0"),
-        (MIXED, 70, "the first 70 of 500 images, in stored order"),
-        (ONE_CLASS, 10, "10 of 100 images, drawn at random, shuffled with seed 0"),
+        (BY_CLASS, 75, "75 of 500 samples, 7 to 8 of each class, shuffled with seed 0"),
+        (BY_CLASS, None, "all 500 samples, shuffled with seed 0"),
+        (MIXED, 70, "the first 70 of 500 samples, in stored order"),
+        (ONE_CLASS, 10, "10 of 100 samples, drawn at random, shuffled with seed 0"),
     ],
 )
 def test_a_choice_is_told_in_words(labels, limit, words):
@@ -189,7 +189,7 @@ def test_every_order_takes_the_same_images():
 def test_the_last_ones_can_be_chosen():
     choice = choose(MIXED, 70, order="stored", last=True)
     assert choice.rows.tolist() == list(range(430, 500))
-    assert str(choice) == "the last 70 of 500 images, in stored order"
+    assert str(choice) == "the last 70 of 500 samples, in stored order"
 
 
 def test_the_first_ones_are_a_view():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import load_digits
 
 import ttapca.datasets
@@ -202,3 +203,22 @@ def test_the_shipped_images_are_those_of_cifar10():
 def test_no_training_images_ship():
     with pytest.raises(DataNotFoundError, match=r"has test images only.*--filter.*--data cifar10"):
         read_cifar10_500("train")
+
+
+def test_series_of_both_splits_in_one_archive(tmp_path: Path) -> None:
+    path, random = tmp_path / "mine.npz", np.random.default_rng(0)
+    parts = {"train": random.standard_normal((6, 2, 9)), "test": random.standard_normal((4, 2, 9))}
+    arrays = {f"x_{name}": series for name, series in parts.items()}
+    labels = {f"y_{name}": np.arange(len(series)) % 3 for name, series in parts.items()}
+    np.savez(path, **arrays, **labels, class_names=np.array(["a", "b", "c"]))
+    for name, series in parts.items():
+        found = ttapca.datasets.load(path, name)
+        assert repr(found) == f"Series({len(series)} of 2x9, 3 classes)"
+        np.testing.assert_array_equal(found.images, series)
+        np.testing.assert_array_equal(found[1:].images, series[1:])
+        tensor = ttapca.datasets.to_tensor(found.images)
+        assert tensor.dtype == torch.float32
+        np.testing.assert_allclose(tensor, series, rtol=1e-6)
+    np.savez(path, x_test=parts["test"] * np.nan, y_test=labels["y_test"])
+    with pytest.raises(DataFormatError, match=r"mine\.npz: Series must be finite"):
+        ttapca.datasets.load(path)

@@ -148,7 +148,7 @@ def test_what_is_no_archive_of_images(tmp_path):
         ({"class_names": np.array([["a"]])}, r"must be a row of names; .* \(1, 1\)"),
         ({"class_names": np.array([2**31 - 1], "<u4").view("<U1")}, "cannot be read"),
         ({"class_names": np.array([b"\xff"])}, "cannot be read"),
-        ({"labels": np.array(3)}, "one label for each image"),
+        ({"labels": np.array(3)}, "one label for each sample"),
         ({"labels": np.array([2**63], np.uint64)}, "class numbers from 0 up"),
         ({"images": np.zeros((0, 8, 8, 3), np.uint8)}, "must be an image to read"),
         ({"images": np.zeros((1, 0, 8, 3), np.uint8)}, "must be an image to read"),

@@ -187,7 +187,7 @@ def test_patterns(tmp_path: Path) -> None:
     assert counts("part-011.npy", "part-008.npy") == [11, 8]  # as they were named
     assert counts("[odd].npy") == [8]  # a file of this name comes before a pattern
     assert print_of(open_shards(tmp_path / "part-010.npy")) == (
-        "all 10 images of 1 shard, in stored order"
+        "all 10 samples of 1 shard, in stored order"
     )
 
 

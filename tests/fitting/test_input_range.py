@@ -183,8 +183,8 @@ def test_no_shift_is_mistaken_for_other_units(units: str) -> None:
     ("units", "given", "words"),
     [
         ("to 1", "to 255", "is a division by 255 missing?"),
-        ("to 1", "half", "was it normalised, as the images of the fit were not?"),
-        ("to 1", "imagenet", "was it normalised, as the images of the fit were not?"),
+        ("to 1", "half", "was it normalised, as the samples of the fit were not?"),
+        ("to 1", "imagenet", "was it normalised, as the samples of the fit were not?"),
         ("to 255", "to 1", "was it divided by 255 once too often?"),
         ("half", "to 1", "is the normalisation missing?"),
         ("half", "to 255", "are the division by 255 and the normalisation missing?"),

@@ -86,7 +86,7 @@ def test_options_reach_the_gains() -> None:
         ("wiener", {"filter": FILTER, "guard": "rollback"}, "on a method that does not learn"),
         ("lame", {"guard": "reset", "forgetting": "online"}, "on a method that does not learn"),
         ("tent", {"guard": "rollback"}, "on a method that forgets after each batch"),
-        ("memo", {"guard": "reset", "forgetting": "online"}, "that forgets after each image"),
+        ("memo", {"guard": "reset", "forgetting": "online"}, "that forgets after each sample"),
         ("tent", {"episodic": True}, "has no option `episodic`.*takes forgetting, guard, outputs"),
         (Tent, {}, r"or with its options, such as `Tent\(lr=0.01\)`; found the class `Tent`"),
         (["tent"], {}, "A method is given by its name, .*; found list"),

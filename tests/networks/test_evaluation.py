@@ -149,10 +149,10 @@ WRN = build("wrn-10-1", classes=3).eval()
         (network(2), 5, "multilabel", OptionError, r"each of the 3 classes .* gives \(2,\)"),
         (network(), 5, "binary", LayerOutputError, '`outputs="binary"` needs one logit'),
         (network(), 5, "regression", OptionError, "one of multiclass, binary, multilabel; found"),
-        (lambda x: x[..., :3], 5, None, OptionError, r"gives \(3, 4, 3\) for each image"),
+        (lambda x: x[..., :3], 5, None, OptionError, r"gives \(3, 4, 3\) for each sample"),
         (network(), 0, None, NotEnoughDataError, "found none"),
         (mine, 2, None, OptionError, "my own"),
-        (nn.Linear(5, 3), 5, None, ShapeError, r"images of shape \(3, 4, 4\): .*mat1"),
+        (nn.Linear(5, 3), 5, None, ShapeError, r"samples of shape \(3, 4, 4\): .*mat1"),
         (WRN, 5, None, ShapeError, "takes batches of images of shape 3x32x32; found 3x4x4"),
     ],
 )
@@ -199,7 +199,7 @@ def test_a_bug_of_a_network_is_raised_as_it_is(error: Exception) -> None:
     ],
 )
 def test_images_of_a_shape_that_does_not_fit(predict: Predict) -> None:
-    with pytest.raises(ShapeError, match=r"cannot take images of shape \(3, 4, 4\)"):
+    with pytest.raises(ShapeError, match=r"cannot take samples of shape \(3, 4, 4\)"):
         evaluate(predict, random_images(2))
 
 

@@ -128,7 +128,7 @@ def test_cosines_may_be_more_than_outputs() -> None:
 
 
 def test_an_image_of_another_shape() -> None:
-    with pytest.raises(ShapeError, match=r"cannot take images of shape \(5,\).*such as 3x224x224"):
+    with pytest.raises(ShapeError, match=r"cannot take samples of shape \(5,\).*such as 3x224x224"):
         describe_layers(Odd(), (5,))
     with pytest.raises(ShapeError, match=r"takes batches of images of shape 3x32x32"):
         describe_layers(build("wrn-10-1"), (3, 8, 8))

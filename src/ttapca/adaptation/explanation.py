@@ -22,6 +22,7 @@ BLOCKS_TO_A_DOUBLING = 2
 # Gains nearer to 1 than this are called unchanged, and a band with a larger p-value usual.
 UNCHANGED = 0.02
 USUAL = 0.05
+RARE = 0.01  # of a rise of variance that has a gain below 1, unless it is that of a mean
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class BandReport:
         """The meaning of the gain, in words."""
         ratio = self.test_variance / self.source_variance
         times = f"{ratio:.2g}" if ratio < 1 else f"{ratio:.1f}"
+        if ratio > 1 and self.gain > 1 - UNCHANGED and self.p_value < RARE:
+            return f"{times} times the variance: a mean has moved; moved back if that is sure"
         if abs(self.gain - 1) < UNCHANGED:
             usual = "as some source batches have" if self.p_value > USUAL else "no sure shift"
             return f"{times} times the variance: {usual}; left alone"
@@ -67,7 +70,7 @@ class Explanation:
     def __str__(self) -> str:
         """Return the table."""
         lines = [
-            f"Filter at `{self.layer}`, by {self.images:.0f} images: p = {self.p_value:.3f}, "
+            f"Filter at `{self.layer}`, by {self.images:.0f} samples: p = {self.p_value:.3f}, "
             f"shift {self.shift:.2f}",
             f"{'components':>12} {'source':>10} {'now':>10} {'gain':>6} {'':17}  meaning",
         ]

@@ -133,7 +133,7 @@ def check_can_collapse(predictor: Predictor, forgetting: str) -> None:
     if not predictor.needs_gradients:
         why = "a method that does not learn"
     elif predictor.forgets:
-        why = "a method that forgets after each image"
+        why = "a method that forgets after each sample"
     elif forgetting == "episodic":
         why = "a method that forgets after each batch"
     else:

@@ -62,7 +62,7 @@ class Health:
 
     Example:
         >>> Health("camera-7", 1200, 2, p_value=0.002, shift=0.9, size=1.5, outliers=0.004)
-        Health(camera-7: 1,200 images, p = 0.002, shift 0.90 of size 1.5, 1 condition, \
+        Health(camera-7: 1,200 samples, p = 0.002, shift 0.90 of size 1.5, 1 condition, \
 outliers 0.4 %, 2 batches skipped)
     """
 
@@ -85,7 +85,7 @@ outliers 0.4 %, 2 batches skipped)
 
     def __repr__(self) -> str:
         """Return one line for a person."""
-        said = [f"{self.images:,} images"]
+        said = [f"{self.images:,} samples"]
         if self.shifted is not None:
             said.append("shifted" if self.shifted else "not shifted")
         if self.p_value is not None:
@@ -94,7 +94,7 @@ outliers 0.4 %, 2 batches skipped)
             said.append(f"shift {self.shift:.2f} of size {self.size or 0.0:.1f}")
         if self.ordered is not None and self.run_length is not None:
             if self.ordered >= SURE_OF_ORDER:
-                said.append(f"one class for about {self.run_length:,.0f} images")
+                said.append(f"one class for about {self.run_length:,.0f} samples")
             else:
                 said.append(
                     "classes in no order" if self.ordered <= 1 - SURE_OF_ORDER else "order unclear"

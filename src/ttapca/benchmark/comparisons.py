@@ -70,12 +70,12 @@ class Conditions(NamedTuple):
     @property
     def title(self) -> str:
         """The conditions in one line; a batch size of 0 is left out."""
-        severity = f"severity {self.severity}" if self.severity else "clean images"
+        severity = f"severity {self.severity}" if self.severity else "clean samples"
         parts = [f"{self.model} on {self.data}", severity, self.setting]
         if self.batch_size:
             single = self.batch_size == 1
-            parts.append("one image at a time" if single else f"batches of {self.batch_size}")
-        return ", ".join([*parts, f"{self.images:,} images"])
+            parts.append("one sample at a time" if single else f"batches of {self.batch_size}")
+        return ", ".join([*parts, f"{self.images:,} samples"])
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,7 +41,7 @@ LEVELS = ("bn", "tent")  # methods that a sweep is compared with
 SWEEPS = {  # by option: name, title and label of the figure
     "components": ("rank", "Error against PCA rank", "principal components kept"),
     "steps": ("steps", "Error against steps", "gradient steps per batch"),
-    "batch_size": ("batch", "Error against batch size", "images per batch"),
+    "batch_size": ("batch", "Error against batch size", "samples per batch"),
 }
 FAMILY = [name for name in LINE if name not in SWEEPS]
 APART = 4 / 240  # of the axis, between bars that would hide one another
@@ -105,7 +105,7 @@ def _caption(comparison: Comparison, spread: str = "bars") -> str:
     drawn = f"; {spread}: standard deviation over {seeds} seeds" if spread and seeds > 1 else ""
     if spread and comparison.standings():
         drawn = (
-            f"; {spread}: 95 % interval over images. All methods saw the same images, so that "
+            f"; {spread}: 95 % interval over samples. All methods saw the same samples, so that "
             "their differences are surer than that"
         )
     return f"{comparison.conditions.title}. {over}{drawn}."
@@ -267,11 +267,11 @@ def _scatter(comparison: Comparison, name: str, styles: dict[str, int]) -> Repor
     """Draw one point for each method; names and errors stand at the side, the highest first."""
     from matplotlib.figure import Figure
 
-    column, label = "milliseconds", "milliseconds per image"
+    column, label = "milliseconds", "milliseconds per sample"
     if name == "parameters":
         column, label = name, "parameters adapted"
     elif comparison.lines.times_source.notna().any():
-        column, label = "times_source", "time per image (source = 1)"
+        column, label = "times_source", "time per sample (source = 1)"
     title = f"Error against {'cost' if name == 'cost' else label}"
     whole = comparison.lines.dropna(subset=["mean", column])
     shown = nearest_to_paper(whole, FAMILY)

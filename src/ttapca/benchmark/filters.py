@@ -12,7 +12,7 @@ from torch import nn
 import ttapca
 from ttapca import networks
 from ttapca.benchmark import paper
-from ttapca.datasets import Images, Shards, TensorBatches
+from ttapca.datasets import Images, Shards, TensorBatches, to_tensor
 from ttapca.engines import Engine
 from ttapca.errors import NotEnoughDataError, OptionError
 from ttapca.fitting.fit import plan_fit
@@ -36,8 +36,7 @@ def recommended_layer(
         reporter: Told of a better choice, if there is one.
     """
     if isinstance(images, Images):
-        height, width, channels = images.images.shape[1:]
-        images = (channels, height, width)
+        images = tuple(to_tensor(images.images[:1]).shape[1:])
     table = networks.describe_layers(network, images)
     if table.recommended is None:
         raise OptionError("No layer of this network can carry a filter: name one with `layer=`.")

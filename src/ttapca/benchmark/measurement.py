@@ -25,7 +25,7 @@ from ttapca.benchmark.plan import Unit
 from ttapca.benchmark.rows import Cell, Observation, Outcome, Row
 from ttapca.benchmark.streams import FORGETTING, segments
 from ttapca.benchmark.subject import Subject
-from ttapca.datasets import Images, TensorBatches, to_tensor
+from ttapca.datasets import Images, Series, TensorBatches, to_tensor
 from ttapca.errors import BasisWarning
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods import MethodName
@@ -226,7 +226,7 @@ def observe(
         _rounded(fitted.explained_variance_.sqrt()[: cell.components]),
         _rounded(subject.spectrum[1][: cell.components]),
         _rounded(gains),
-        tuple(map(as_png, first.images)),
+        () if isinstance(first, Series) else tuple(map(as_png, first.images)),
         filtered,
     )
 
@@ -254,7 +254,7 @@ def undo_normalisation(
     subject: Subject, images: Tensor, samples: Tensor
 ) -> Callable[[Tensor], NDArray[np.uint8]] | None:
     """Return a function to pixels from samples, a layer's input for images; None if unknown."""
-    if samples.shape != images.shape or samples.shape[1] not in (1, 3):
+    if samples.shape != images.shape or samples.dim() != 4 or samples.shape[1] not in (1, 3):
         return None
     shift, scale = torch.zeros(1), torch.ones(1)
     if not torch.equal(images, samples):
@@ -278,7 +278,7 @@ def _rounded(values: Tensor) -> tuple[float, ...]:
     return tuple(float(f"{value:.6g}") for value in values.tolist())
 
 
-def as_png(image: NDArray[np.uint8]) -> bytes:
+def as_png(image: NDArray[Any]) -> bytes:
     """Return an image, (height, width, channels), as the bytes of a PNG file."""
     from PIL import Image
 

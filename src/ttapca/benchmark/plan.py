@@ -19,6 +19,7 @@ from ttapca.benchmark.rows import AMONG, CLEAN, JOINT, SETTINGS, Cell, Setting
 from ttapca.benchmark.subject import Condition, Subject
 from ttapca.corruptions import SEVERITIES, STANDARD
 from ttapca.corruptions.catalogue import find_all, load_table
+from ttapca.corruptions.sensors import DEGRADATIONS
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, did_you_mean
 from ttapca.fitting.plan import RouteChoice
 from ttapca.methods.method import registration
@@ -27,6 +28,8 @@ from ttapca.support.parsing import LARGEST_TOML, parse_toml, read_bounded
 
 RECOMMENDED = "wiener"  # compared by default, beside the methods of the paper
 MOST_MEASUREMENTS = 100_000  # a day and a night, at a second each
+# Names of conditions beside the corruptions of images.
+OTHERS = {"sensors": DEGRADATIONS} | {each: (each,) for each in (CLEAN, *DEGRADATIONS)}
 # Options that a plan has for a method beside its own.
 BESIDE: dict[str, rules.Rule] = {"filter": rules.Flag(), "guard": OneOf(get_args(GuardAction))}
 
@@ -43,7 +46,8 @@ class Plan:
         model: A packaged network, a file of weights, or `package.module:factory`.
         data: The data set, by name or path.
         methods: Of `ttapca.METHODS`.
-        corruptions: Of `ttapca.corruptions.CORRUPTIONS`, `standard`, `extra`, `all` or `clean`.
+        corruptions: Of `ttapca.corruptions.CORRUPTIONS`, `standard`, `extra`, `all` or `clean`. Of
+            series: of `ttapca.corruptions.sensors.DEGRADATIONS`, `sensors` for all, or `clean`.
         severities: 1 to 5.
         settings: How images arrive and when adaptation forgets, as `docs/bench.md` lists them.
         batch_sizes: Images per batch.
@@ -98,7 +102,7 @@ class Plan:
         for name, rule in SCHEMA.optional.items():
             if isinstance(rule, ListOf):
                 object.__setattr__(self, name, tuple(dict.fromkeys(values[name])))
-        object.__setattr__(self, "corruptions", find_all(self.corruptions, [CLEAN]))
+        object.__setattr__(self, "corruptions", find_all(self.corruptions, OTHERS))
         if "gradual" in self.settings and set(self.corruptions) == {CLEAN}:
             raise OptionError(
                 "`gradual` raises and lowers the severity of corruptions; found clean images only. "

@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # it needs torch, which a page does not
     from ttapca.benchmark.demo_report import RepairedImage
 
 NOTHING = "Nothing has been measured yet"
-NOT_TESTED = "Differences were not tested: it is not known which images were predicted right."
+NOT_TESTED = "Differences were not tested: it is not known which samples were predicted right."
 PAGE = Path(__file__).with_name("page")
 
 
@@ -129,7 +129,7 @@ def headline(rows: Measurements, found: Sequence[Comparison]) -> str:
     comparison = largest(found)
     parts = [f"{comparison.conditions.title}."]
     if comparison.standings():
-        parts.append("±: 95\u00a0% interval over images.")
+        parts.append("±: 95\u00a0% interval over samples.")
     elif comparison.lines["mean"].count() > 1:
         parts.append(NOT_TESTED)
     if unranked := comparison.lines.label[comparison.lines["mean"].isna()].tolist():
@@ -160,7 +160,7 @@ def facts(rows: Measurements) -> dict[str, list[str]]:
         "severities": every.severity[every.severity > 0].astype(str),
         "settings": every.setting,
         "methods": every.method,
-        "images per corruption": every.images.map("{:,}".format),
+        "samples per corruption": every.images.map("{:,}".format),
         "batch sizes": every.batch_size.astype(str),
         "seeds": every.seed.astype(str),
         "filter": filtered.components.map("{:,} components at ".format) + filtered.layer,

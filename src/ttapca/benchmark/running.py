@@ -183,7 +183,7 @@ def _announcement(todo: Sequence[Unit], units: Sequence[Unit], results: Results)
     """Return how much there is to do, and how many of the finished runs failed."""
     count, before = sum(len(unit.cells) for unit in todo), len(units) - len(todo)
     failed = len(unfinished(units, results, retry_failed=True)) - len(todo)
-    images = counted(sum(unit.images for unit in todo), "image")
+    images = counted(sum(unit.images for unit in todo), "sample")
     runs = "" if count == len(todo) else f" in {counted(len(todo), 'run')}"
     text = f"{counted(count, 'measurement')} to make{runs}, {images}"
     if before:
@@ -258,7 +258,7 @@ class _Progress:
         self._label = f"{self._number}/{self._units}  {unit.title}"
 
     def _facts(self, error: float, images: int, seconds: float) -> str:
-        facts = [f"error {error:.1f} %", f"{images / max(seconds, 1e-9):,.0f} images/s"]
+        facts = [f"error {error:.1f} %", f"{images / max(seconds, 1e-9):,.0f} samples/s"]
         if self._seconds and self._todo:
             left = seconds_left(self._todo, self._seconds, self._images) / max(self._workers, 1)
             facts.append(f"{timedelta(seconds=round(left))} left")

@@ -227,7 +227,7 @@ class Benchmark:
         plan, chosen = self.plan, self._chosen
         if plan.images is not None and chosen.total < plan.images:
             raise NotEnoughDataError(
-                f"`{plan.data}` has {chosen.total:,} {self.split} images; asked for are "
+                f"`{plan.data}` has {chosen.total:,} {self.split} samples; asked for are "
                 f"{plan.images:,}."
             )
         source = ImageSource(
@@ -238,6 +238,7 @@ class Benchmark:
             None if chosen.first else chosen.rows,
             table=plan.table,
         )
+        source.check_names(plan.corruptions)  # before a filter is fitted
         data = self._data_name  # other sizes, and a choice of the images, are other data
         data += "".join(f" {side}" for side in (self.size, self.shorter_side) if side is not None)
         data = f"{data}, {chosen.per_class}" if chosen.drawn else data

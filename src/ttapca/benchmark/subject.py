@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from ttapca.benchmark.rows import CLEAN, Fingerprint
 from ttapca.corruptions import CIFAR_C, IMAGENET_C, default_table, load_table, load_textures
 from ttapca.corruptions.apply import corrupt_any_size, needs_photographs
-from ttapca.datasets import Choice, Images, Split, choose, load, read_cifar_c
+from ttapca.corruptions.sensors import DEGRADATIONS, degrade
+from ttapca.datasets import Choice, Images, Series, Split, choose, load, read_cifar_c
 from ttapca.errors import DataFormatError, EngineError, NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.store import TENSORS
@@ -25,7 +26,7 @@ from ttapca.networks.source import fingerprint
 from ttapca.support.disk import queued
 
 Condition = tuple[str, int]  # a corruption and its severity
-Pixels = NDArray[np.uint8]
+Pixels = NDArray[Any]  # of images uint8, of series floats
 
 ENDS = 50  # images at either end of a corruption whose pixels are compared
 
@@ -107,7 +108,8 @@ def _write_array(path: Path, count: int, parts: Iterable[Pixels]) -> None:
     with path.open("wb") as file:
         for number, part in enumerate(parts):
             if number == 0:
-                header = {"descr": "|u1", "fortran_order": False, "shape": (count, *part.shape[1:])}
+                shape, descr = (count, *part.shape[1:]), part.dtype.str
+                header = {"descr": descr, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(file, header)
             file.write(np.ascontiguousarray(part).data)
 
@@ -148,6 +150,8 @@ class ImageSource:
         """Where corrupted images come from, as a `Cell` says it."""
         if self.folder is not None:
             return self.folder.name
+        if isinstance(self.clean, Series):
+            return f"generated, seed {self.seed}"
         table = self.table or default_table(*self.clean.images.shape[1:3])
         with_table = "" if table == CIFAR_C else f" with {table}"
         if table not in (CIFAR_C, IMAGENET_C):  # another file may have its name
@@ -158,11 +162,27 @@ class ImageSource:
     def check(self, conditions: Sequence[Condition]) -> None:
         """Raise now if photographs or files are missing, which would stop a run hours later."""
         corrupted = [condition for condition in conditions if condition[0] != CLEAN]
+        self.check_names(name for name, _ in corrupted)
+        if isinstance(self.clean, Series):
+            return  # nothing is read
         if self.folder is not None:
             for condition in corrupted:
                 self._read(self.folder, *condition)
         elif any(needs_photographs(self.clean.images, name, self.table) for name, _ in corrupted):
             load_textures(self.textures)
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise if images are to have degradations of sensors, or series corruptions of images."""
+        series = isinstance(self.clean, Series)
+        if series and self.folder is not None:
+            raise OptionError("`corrupted=` is a folder of images; found series. Leave it out.")
+        wrong = [each for each in names if each != CLEAN and (each in DEGRADATIONS) != series]
+        if wrong:
+            kind, other = ("Series", "images") if series else ("Images", "series")
+            own = f"`sensors` or {', '.join(DEGRADATIONS)}" if series else "`standard` or others"
+            raise OptionError(
+                f"{kind} take {own}; found `{wrong[0]}`, which is for {other}. Name some of these."
+            )
 
     def images(self, conditions: Sequence[Condition]) -> Images:
         """Return all images of the first condition, followed by all of the next."""
@@ -185,16 +205,20 @@ class ImageSource:
         else:
             pixels = self.cache.get(repr(wanted), len(wanted) * len(self.clean), parts)
         labels = np.tile(self.clean.labels, len(wanted))
-        return Images(pixels, labels, self.clean.class_names)
+        return self._with(pixels, labels)
 
     def _condition(self, corruption: str, severity: int) -> Images:
         if corruption == CLEAN:
             return self.clean
         if self.folder is not None:
             return self._read(self.folder, corruption, severity)
-        spoil = partial(corrupt_any_size, table=self.table, textures=self.textures)
-        pixels = spoil(self.clean.images, corruption, severity, self.seed)
-        return Images(pixels, self.clean.labels, self.clean.class_names)
+        of_images = partial(corrupt_any_size, table=self.table, textures=self.textures)
+        make: Callable[..., Pixels] = degrade if isinstance(self.clean, Series) else of_images
+        pixels = make(self.clean.images, corruption, severity, self.seed)
+        return self._with(pixels, self.clean.labels)
+
+    def _with(self, pixels: Pixels, labels: NDArray[np.int64]) -> Images:
+        return replace(self.clean, images=pixels, labels=labels)
 
     def _read(self, folder: Path, corruption: str, severity: int) -> Images:
         found = read_cifar_c(folder, corruption, severity, class_names=self.clean.class_names)

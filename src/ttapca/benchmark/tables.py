@@ -37,18 +37,18 @@ SHORT = {
 }  # fmt: skip
 FINE = 5000  # images from which a second decimal means something
 RANK = "rank"
-INTERVAL = "±: half the width of the 95 % interval over images"
+INTERVAL = "±: half the width of the 95 % interval over samples"
 BOLD = "Bold: not told apart from the lowest of the column."
 TEST = (
-    "Told apart: by a paired test over the images (flipped signs, exact), at 5 % with Holm's "
+    "Told apart: by a paired test over the samples (flipped signs, exact), at 5 % with Holm's "
     "correction for the number of methods."
 )
-NO_INTERVALS = "Without intervals: which images were predicted right is not known for all rows."
+NO_INTERVALS = "Without intervals: which samples were predicted right is not known for all rows."
 PARTIAL = "†"  # marks a number for which some seeds failed
 REFERENCES = ("bn", SOURCE)  # compared with every method, beside the one with the lowest error
 FAILURES = ["method", "setting", "corruption", "severity", "seed", "reason"]
 COSTS = {  # by column of the lines: its heading, and the format of its numbers
-    "milliseconds": ("ms per image", ".2f"),
+    "milliseconds": ("ms per sample", ".2f"),
     "times_source": ("times source", ".2f"),
     "parameters": ("parameters", ",.0f"),
     "peak_memory": ("peak MB", ",.0f"),
@@ -68,7 +68,7 @@ class Value:
     kind: Literal["text", "number", "failed", "missing"] = "text"
     best: bool = False  # the lowest of its column, or not told apart from the lowest
     note: str = ""  # more about it, such as why it failed
-    # In its column; None if it is not known which images were predicted right.
+    # In its column; None if it is not known which samples were predicted right.
     rank: int | None = None
 
 
@@ -168,7 +168,7 @@ def _setting_table(group: dict[str, Comparison]) -> ResultTable:
     over = f"mean over {len(names)} corruptions" if len(names) > 1 else full_name(names[0])
     values = [value for line in lines for value in line[1:] if value.number is not None]
     brackets = any(value.text.endswith(")") for value in values)
-    note = f"Classification error in percent, {over}" + "; clean images in brackets" * brackets
+    note = f"Classification error in percent, {over}" + "; clean samples in brackets" * brackets
     notes = [f"{note}.", *([f"{INTERVAL}. {BOLD} {TEST}"] if any(v.rank for v in values) else [])]
     title = first.conditions._replace(setting="by setting").title
     return ResultTable(title, ("method", *group), _with_best(lines), tuple(notes))
@@ -209,7 +209,7 @@ def error_value(comparison: Comparison, line: int, corruption: str) -> Value:
 def interval_note(error: MeanInterval, decimals: int) -> str:
     """Return the interval of an error in words."""
     low, high = max(error.low, 0), min(error.high, 100)
-    return f"95 % interval over images: {low:.{decimals}f} to {high:.{decimals}f}"
+    return f"95 % interval over samples: {low:.{decimals}f} to {high:.{decimals}f}"
 
 
 def mean_value(comparison: Comparison, line: int) -> Value:
@@ -266,8 +266,8 @@ def _notes(comparison: Comparison, lines: Sequence[Line]) -> tuple[str, ...]:
     deviation = "" if ranked else " and standard deviation"
     said = f"seeds {seeds}: mean{deviation}" if len(comparison.seeds) > 1 else f"seed {seeds}"
     notes = [
-        f"Classification error in percent; {comparison.conditions.images:,} images per corruption; "
-        f"{said}; corrupted images: {comparison.conditions.corrupted}."
+        f"Classification error in percent; {comparison.conditions.images:,} samples per "
+        f"corruption; {said}; corrupted samples: {comparison.conditions.corrupted}."
     ]
     if ranked:
         notes += _interval_notes(comparison)
@@ -368,9 +368,9 @@ def _paper_table(comparison: Comparison) -> ResultTable | None:
     if not lines:
         return None
     notes = (
-        f"The paper: {paper.NETWORK}, {paper.IMAGES:,} images per corruption, batches of "
+        f"The paper: {paper.NETWORK}, {paper.IMAGES:,} samples per corruption, batches of "
         f"{paper.BATCH_SIZE}, one step at {paper.LR:g}, {paper.COMPONENTS:,} components. Here: "
-        f"{ours.model}, {ours.images:,} images per corruption.",
+        f"{ours.model}, {ours.images:,} samples per corruption.",
         "Means are computed from the errors shown; if the paper prints another mean, it is added "
         "in brackets.",
         "Difference: ours minus the paper's; below zero, ours has fewer errors.",
@@ -410,7 +410,7 @@ def cost_table(comparison: Comparison) -> ResultTable | None:
         for line in comparison.lines.dropna(subset="milliseconds").to_dict("records")
     ]
     notes = (
-        "Time is that of the method, without reading images. Peak memory is that of the whole "
+        "Time is that of the method, without reading samples. Peak memory is that of the whole "
         "process. Updates are counted over all corruptions; skipped are updates that would not "
         "have been finite. Calibration error in percent and entropy in nats are means over the "
         "corruptions.",

@@ -123,7 +123,7 @@ def bench(
         units = benchmark.units()
         typer.echo("\n".join(unit.title for unit in units))
         count = counted(sum(len(unit.cells) for unit in units), "measurement")
-        typer.echo(f"{count}, {counted(sum(unit.images for unit in units), 'image')}", err=True)
+        typer.echo(f"{count}, {counted(sum(unit.images for unit in units), 'sample')}", err=True)
         return
     found = arguments.engine(jobs, engine)
     rows = run_benchmark(benchmark, to, retry_failed=retry_failed, engine=found)

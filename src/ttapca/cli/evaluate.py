@@ -114,10 +114,10 @@ def _sentence(facts: dict[str, Any]) -> str:
     if method != "source":
         method += f", {facts['setting']}, batches of {facts['batch_size']}"
     return (
-        f"{facts['model']} on {facts['images']:,} images of {data} ({method})\n"
+        f"{facts['model']} on {facts['images']:,} samples of {data} ({method})\n"
         f"  error              {facts['error']:6.2f} %   (accuracy {facts['accuracy']:.2f} %)\n"
         f"  calibration error  {facts['calibration_error']:6.2f} %\n"
-        f"  speed              {facts['images_per_second']:6.0f} images/s\n"
+        f"  speed              {facts['images_per_second']:6.0f} samples/s\n"
         f"  parameters adapted {facts['parameters_adapted']:6,}\n"
-        f"  images             {facts['chosen']}"
+        f"  samples            {facts['chosen']}"
     )

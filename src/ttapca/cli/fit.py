@@ -107,7 +107,7 @@ def _batches(
 ) -> tuple[TensorBatches | Shards, tuple[int, ...], str]:
     """Return the batches to fit on, the shape of an image, and which images these are."""
     from ttapca.benchmark.filters import FIT_BATCH
-    from ttapca.datasets import TensorBatches, is_sharded
+    from ttapca.datasets import TensorBatches, is_sharded, to_tensor
 
     def batch_size(shape: tuple[int, ...]) -> int:
         return size or max(1, min(FIT_BATCH, BATCH_NUMBERS // math.prod(shape)))
@@ -117,8 +117,7 @@ def _batches(
         shape = shards.image_shape()
         return shards.batched(batch_size(shape)), shape, str(shards)
     train, chosen = images.read("train")
-    height, width, channels = train.images.shape[1:]
-    shape = (channels, height, width)
+    shape = tuple(to_tensor(train.images[:1]).shape[1:])
     return TensorBatches(train, batch_size(shape), chosen.rows), shape, str(chosen)
 
 
@@ -127,10 +126,10 @@ def _print(fitted: FittedFilter, to: Path, chosen: str, seconds: float) -> None:
     typer.echo(
         f"{to}  `{fitted.layer}`, {fitted.route}: {fitted.n_components_:,} components of "
         f"{fitted.space_in_words()} hold {100 * variance:.2f} % of the variance of "
-        f"{fitted.n_samples_:,} images; {fitted.accuracy_}  ({seconds:.1f} s)\n"
-        f"  images: {chosen}\n"
+        f"{fitted.n_samples_:,} samples; {fitted.accuracy_}  ({seconds:.1f} s)\n"
+        f"  samples: {chosen}\n"
         "  sure of a shift if the variance of a band changes by a factor of "
-        f"{fitted.visible_shift(100):.2g} in 100 images, of {fitted.visible_shift(1):.2g} in one\n"
+        f"{fitted.visible_shift(100):.2g} in 100 samples, of {fitted.visible_shift(1):.2g} in one\n"
         f"  with learned gains it {fitted.loss_in_words()}"
     )
     if not fitted.basis.principal:

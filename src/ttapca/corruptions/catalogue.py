@@ -123,9 +123,11 @@ def find(name: str) -> Corruption:
     return _BY_NAME[key]
 
 
-def find_all(words: Iterable[str], others: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names of corruptions and of `GROUPS`, each once; `others` stand for themselves."""
-    groups = GROUPS | {word: (word,) for word in others}
+def find_all(
+    words: Iterable[str], others: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """Return the names of corruptions, of `GROUPS` and of other groups, each once."""
+    groups = GROUPS | dict(others)
     names: list[str] = []
     for word in words:
         try:

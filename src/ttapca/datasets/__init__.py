@@ -16,7 +16,7 @@ from ttapca.datasets.cifar import (
     write_cifar_binary,
 )
 from ttapca.datasets.fetching import Fetched, Holding, fetch, inventory
-from ttapca.datasets.images import Choice, Images, Order, TensorBatches, choose, to_tensor
+from ttapca.datasets.images import Choice, Images, Order, Series, TensorBatches, choose, to_tensor
 from ttapca.datasets.layouts import (
     CIFAR10_500,
     DIGITS,
@@ -31,9 +31,38 @@ from ttapca.datasets.shards import Shard, Shards, is_sharded, open_shards
 from ttapca.datasets.sources import DATA_SETS, FROST, DataSet, fetch_frost, find_data_set, has_frost
 
 __all__ = [
-    "CIFAR10_500", "DATA_SETS", "DIGITS", "FROST", "Choice", "DataSet", "Fetched", "Holding",
-    "Images", "Order", "Shard", "Shards", "Split", "TensorBatches", "choose", "corruptions_in",
-    "fetch", "fetch_frost", "find_data_set", "has_frost", "inventory", "is_sharded", "load",
-    "open_shards", "read_cifar10_500", "read_cifar_binary", "read_cifar_c", "read_cifar_python",
-    "read_digits", "read_image_folder", "read_npz", "to_tensor", "write_cifar_binary",
-]  # fmt: skip
+    "CIFAR10_500",
+    "DATA_SETS",
+    "DIGITS",
+    "FROST",
+    "Choice",
+    "DataSet",
+    "Fetched",
+    "Holding",
+    "Images",
+    "Order",
+    "Series",
+    "Shard",
+    "Shards",
+    "Split",
+    "TensorBatches",
+    "choose",
+    "corruptions_in",
+    "fetch",
+    "fetch_frost",
+    "find_data_set",
+    "has_frost",
+    "inventory",
+    "is_sharded",
+    "load",
+    "open_shards",
+    "read_cifar10_500",
+    "read_cifar_binary",
+    "read_cifar_c",
+    "read_cifar_python",
+    "read_digits",
+    "read_image_folder",
+    "read_npz",
+    "to_tensor",
+    "write_cifar_binary",
+]

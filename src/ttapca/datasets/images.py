@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,19 +50,10 @@ class Images:
 
     def __post_init__(self) -> None:
         """Check shapes, types and labels."""
-        if self.images.ndim != 4:
-            raise ShapeError(
-                "Images must be an array of shape (n, height, width, channels); "
-                f"found shape {self.images.shape}."
-            )
-        if self.images.dtype != np.uint8:
-            raise DataFormatError(
-                f"Images must be uint8, 0 to 255; found {self.images.dtype}. "
-                "Convert floats in [0, 1] with (images * 255).round().astype('uint8')."
-            )
+        self._check_array()
         if self.labels.shape != (len(self.images),):
             raise ShapeError(
-                f"There must be one label for each image, shape ({len(self.images)},); "
+                f"There must be one label for each sample, shape ({len(self.images)},); "
                 f"found shape {self.labels.shape}."
             )
         if self.labels.dtype != np.int64:
@@ -76,10 +67,22 @@ class Images:
                 f"found {low} to {high}."
             )
 
+    def _check_array(self) -> None:
+        if self.images.ndim != 4:
+            raise ShapeError(
+                "Images must be an array of shape (n, height, width, channels); "
+                f"found shape {self.images.shape}."
+            )
+        if self.images.dtype != np.uint8:
+            raise DataFormatError(
+                f"Images must be uint8, 0 to 255; found {self.images.dtype}. "
+                "Convert floats in [0, 1] with (images * 255).round().astype('uint8')."
+            )
+
     def __repr__(self) -> str:
         """Return number, size and classes, without the arrays."""
         size = "x".join(map(str, self.images.shape[1:]))
-        return f"Images({len(self)} of {size}, {len(self.class_names)} classes)"
+        return f"{type(self).__name__}({len(self)} of {size}, {len(self.class_names)} classes)"
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -92,7 +95,7 @@ class Images:
                 f"Images takes slices such as images[100:200]; found {type(rows).__name__}. "
                 "Use images.images[i] for one array and images.subset(indices) for chosen images."
             )
-        return Images(self.images[rows], self.labels[rows], self.class_names)
+        return replace(self, images=self.images[rows], labels=self.labels[rows])
 
     def batches(self, size: int) -> Iterator[Images]:
         """Yield batches in order, without copying; the last one may have fewer images."""
@@ -103,7 +106,7 @@ class Images:
         """Copy chosen images: rows in any order and with repeats, or a mask."""
         chosen = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
         try:
-            return Images(self.images[chosen], self.labels[chosen], self.class_names)
+            return replace(self, images=self.images[chosen], labels=self.labels[chosen])
         except (IndexError, ShapeError) as error:
             raise OptionError(
                 f"Images are chosen by a row of numbers or a mask, among {len(self)}: {error}."
@@ -124,10 +127,44 @@ class Images:
         return tuple(float(total) / (count * 255) for total in sums)
 
 
-def to_tensor(images: NDArray[np.uint8]) -> Tensor:
+@dataclass(frozen=True, eq=False, repr=False)
+class Series(Images):
+    """Labelled time series of one length, which a comparison takes in the place of images.
+
+    Its `images` are the series: floats, `(n, channels, length)`.
+
+    Example:
+        >>> Series(np.zeros((3, 2, 50), np.float32), np.array([0, 1, 1]), ("walks", "runs"))
+        Series(3 of 2x50, 2 classes)
+    """
+
+    images: NDArray[Any]
+
+    def _check_array(self) -> None:
+        check_series(self.images)
+
+
+def check_series(series: object, channels: int | None = None) -> None:
+    """Raise an error unless these are finite floats of shape (samples, channels, length)."""
+    if not isinstance(series, np.ndarray) or series.dtype.kind != "f":
+        found = getattr(series, "dtype", type(series).__name__)
+        raise DataFormatError(
+            f"Series must be a numpy array of floats; found {found}. Use np.asarray(series, float)."
+        )
+    if series.ndim != 3 or channels not in (None, series.shape[1]):
+        raise ShapeError(
+            f"Series must have shape (samples, {channels or 'channels'}, length); found "
+            f"{series.shape}. Add an axis for one channel; cut or pad series to one length."
+        )
+    if not np.isfinite(series).all():
+        raise DataFormatError("Series must be finite; found NaN or infinity. Fill in values first.")
+
+
+def to_tensor(images: NDArray[Any]) -> Tensor:
     """Copy pixels into a float32 tensor in [0, 1], as torchvision's `ToTensor` does.
 
-    uint8 `(batch, height, width, channels)` becomes `(batch, channels, height, width)`.
+    uint8 `(batch, height, width, channels)` becomes `(batch, channels, height, width)`. Series
+    keep shape and values.
 
     Example:
         >>> to_tensor(np.full((1, 2, 2, 3), 255, np.uint8)).shape
@@ -135,6 +172,8 @@ def to_tensor(images: NDArray[np.uint8]) -> Tensor:
     """
     import torch
 
+    if images.ndim == 3 and images.dtype.kind == "f":
+        return torch.from_numpy(images.astype(np.float32))
     if images.ndim != 4:
         raise ShapeError(
             f"Pixels must have shape (batch, height, width, channels); found {images.shape}. "
@@ -199,7 +238,7 @@ class Choice:
 
     Example:
         >>> print(choose(np.array([0, 0, 0, 1, 1, 1]), 4, order="sorted"))
-        4 of 6 images, 2 of each class, class by class
+        4 of 6 samples, 2 of each class, class by class
     """
 
     rows: NDArray[np.int64]
@@ -221,8 +260,8 @@ class Choice:
     def selection(self) -> str:
         """Which images these are, in words."""
         if len(self.rows) == self.total:
-            return f"all {self.total:,} images"
-        words = f"{len(self.rows):,} of {self.total:,} images"
+            return f"all {self.total:,} samples"
+        words = f"{len(self.rows):,} of {self.total:,} samples"
         if self.per_class:
             return f"{words}, {self.per_class}"
         return f"the {'first' if 0 in self.rows else 'last'} {words}"
@@ -262,9 +301,9 @@ def choose(
     Example:
         >>> by_class = np.repeat(np.arange(10), 500)
         >>> print(choose(by_class, 700))
-        700 of 5,000 images, 70 of each class, shuffled with seed 0
+        700 of 5,000 samples, 70 of each class, shuffled with seed 0
         >>> print(choose(np.tile(np.arange(10), 500), 700))
-        the first 700 of 5,000 images, in stored order
+        the first 700 of 5,000 samples, in stored order
     """
     if last:
         mirrored = choose(labels[::-1], limit, order=order, seed=seed)

@@ -23,6 +23,7 @@ from ttapca.datasets.reading import (
     Split,
     check_split,
     make_images,
+    npz_names,
     read_npz_arrays,
     reading,
 )
@@ -100,7 +101,8 @@ def load(
     _check_clean(path, corruption, severity)
     if path.suffix == ".npz" and path.is_file():
         _check_no_size(path, pictures)
-        return read_npz(path)
+        both = f"x_{split}" in npz_names(path)  # splits are in one file
+        return read_npz(path, images=f"x_{split}", labels=f"y_{split}") if both else read_npz(path)
     if path.is_file():
         raise DataFormatError(
             f"A file of images is an `.npz`, or an `.npy` beside `{cifar.LABELS_FILE}`; not {path}."
@@ -175,9 +177,9 @@ def _load_folder(folder: Path, split: Split, size: PictureSize) -> Images:
 def read_npz(path: Path | str, *, images: str = "images", labels: str = "labels") -> Images:
     """Read an `.npz` archive, as `numpy.savez` writes it, into memory.
 
-    `images` and `labels` are the names of its arrays: uint8, `(n, height, width, channels)`, and
-    integers, `(n,)`. An optional array of text, `class_names`, names the classes; without it they
-    are numbered.
+    `images` and `labels` are the names of its arrays: uint8, `(n, height, width, channels)`, or
+    floats, `(n, channels, length)`, which become `Series`; and integers, `(n,)`. An optional array
+    of text, `class_names`, names the classes; without it they are numbered.
 
     Example:
         >>> import tempfile

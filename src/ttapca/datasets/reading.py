@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ttapca._checks import OneOf, check_option
-from ttapca.datasets.images import Images
+from ttapca.datasets.images import Images, Series
 from ttapca.errors import DataFormatError, DataNotFoundError, ShapeError, TtapcaError, did_you_mean
 
 Split = Literal["train", "test"]
@@ -84,11 +84,11 @@ def has_checksum(path: Path, expected: str) -> bool:
 
 def make_images(
     path: Path,
-    images: NDArray[np.uint8],
+    images: NDArray[Any],
     labels: NDArray[np.integer],
     class_names: tuple[str, ...] | None,
 ) -> Images:
-    """Return the `Images` read from `path`; without names, classes are `0`, `1`, ..."""
+    """Return the `Images` or `Series` read from `path`; without names, classes are `0`, `1`, ..."""
     with reading(path):
         if labels.dtype.kind not in "iu":
             raise DataFormatError(f"Labels must be integers; found {labels.dtype}.")
@@ -101,7 +101,8 @@ def make_images(
             class_names = tuple(map(str, range(highest + 1)))
         if labels.shape == images.shape[:1]:  # any other shape is refused before it costs memory
             labels = labels.astype(np.int64)
-        return Images(images, cast("NDArray[np.int64]", labels), class_names)
+        kind = Series if images.ndim == 3 and images.dtype.kind == "f" else Images
+        return kind(images, cast("NDArray[np.int64]", labels), class_names)
 
 
 def map_npy(path: Path) -> NDArray[Any]:
@@ -130,6 +131,12 @@ def read_npz_arrays(
         wanted = [*names, *(name for name in optional if name in found)]
         packed = path.stat().st_size
         return {name: parse_npy(_unpacked(archive, found[name], packed)) for name in wanted}
+
+
+def npz_names(path: Path) -> list[str]:
+    """Return the names of the arrays in an `.npz` archive."""
+    with _open_npz(path, []) as (_, found):
+        return list(found)
 
 
 def npz_shape(path: Path, name: str) -> tuple[int, ...]:

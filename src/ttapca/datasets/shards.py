@@ -310,7 +310,7 @@ class Shards:
     def __str__(self) -> str:
         """Return how many there are, in words."""
         shards = counted(len(self.parts), "shard")
-        return f"all {counted(self.samples, 'image')} of {shards}, in stored order"
+        return f"all {counted(self.samples, 'sample')} of {shards}, in stored order"
 
     def image_shape(self) -> tuple[int, ...]:
         """Return the shape of an image as a model gets it; the first one is read."""

@@ -204,7 +204,7 @@ def _mistakes(seen: InputRange, source: InputRange) -> list[Mistake]:
             SURELY_UNDONE,
         ),
         Mistake(
-            "was it normalised, as the images of the fit were not?",
+            "was it normalised, as the samples of the fit were not?",
             width / seen_width,
             low - seen.low * width / seen_width,
             pixels and grown and around_zero,

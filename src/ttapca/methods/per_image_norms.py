@@ -89,7 +89,7 @@ class EachImagesStatistics(Surface):
         layers = list(with_running_statistics(model).values())
         if not layers:
             raise AttachError(
-                "Statistics of images need BatchNorm layers with running statistics; the model "
+                "Statistics of samples need BatchNorm layers with running statistics; the model "
                 "has none. Choose a method that does without them."
             )
         refuse_replaced(layers)

@@ -204,7 +204,7 @@ class MemorySteps(TaughtSteps):
         images, forward = images_and_forward("rotta", run, inputs, options)
         if self.memory and self.memory[0][0].shape != images.shape[1:]:
             raise ShapeError(
-                f"The memory of `rotta` holds images of shape {tuple(self.memory[0][0].shape)}, "
+                f"The memory of `rotta` holds samples of shape {tuple(self.memory[0][0].shape)}, "
                 f"and learns from them together; found {tuple(images.shape[1:])}. Give images of "
                 "another size a stream of their own, or call `reset()`."
             )

@@ -129,7 +129,7 @@ class Predictions:
         labels, batches, correct = self.labels[rows], self.batches[rows], self.correct[rows]
         entropies, images = self.entropies[rows], len(labels)
         if not images:
-            raise NotEnoughDataError("Evaluation needs images; found none.")
+            raise NotEnoughDataError("Evaluation needs samples; found none.")
         errors, by_class = _means(~correct, batches), _means(correct, labels, self.n_classes)
         return Evaluation(
             images=images,
@@ -154,7 +154,7 @@ def predict_all(
     """Predict all images; `watch` gets the numbers of images and of mistakes of each batch."""
     check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
     if not len(batches):
-        raise NotEnoughDataError("Evaluation needs images; found none.")
+        raise NotEnoughDataError("Evaluation needs samples; found none.")
     read_as = Outputs(outputs, reads="probabilities")
     n_classes = len(batches.data.class_names)
     parts: list[tuple[Tensor, ...]] = []
@@ -275,7 +275,7 @@ def _predicted(logits: Tensor, read_as: Outputs, classes: int) -> tuple[Tensor, 
     if found.shape[-1] != classes or read_as.of_pixels(found):
         raise OptionError(
             f"The network must give one logit for each of the {classes} classes of the labels, or "
-            f"one for two of them; it gives {tuple(logits.shape[1:])} for each image. Use others."
+            f"one for two of them; it gives {tuple(logits.shape[1:])} for each sample. Use others."
         )
     probabilities, entropies = found.softmax(1), softmax_entropy(found)
     if found.dim() == 3:

@@ -220,7 +220,7 @@ def explained_shape(shape: tuple[int, ...]) -> Iterator[None]:
         if ours or not _ABOUT_SHAPES.search(str(error)):
             raise
         raise errors.ShapeError(
-            f"The network cannot take images of shape {shape}: {error}. Give those that it takes, "
+            f"The network cannot take samples of shape {shape}: {error}. Give those that it takes, "
             "channels first, such as 3x224x224."
         ) from error
 

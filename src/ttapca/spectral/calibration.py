@@ -164,7 +164,7 @@ class SourceSpectrum:
     ) -> None:
         if len(energies) < 2:
             raise NotEnoughDataError(
-                f"Calibration needs at least two source images; found {len(energies)}."
+                f"Calibration needs at least two source samples; found {len(energies)}."
             )
         self._constants = constants
         self._resemblance = resemblance

@@ -170,8 +170,8 @@ class StreamBatch:
         images = 0 if values is None else len(values)
         if values is None or not images or length % images:
             raise LayerOutputError(
-                "Images of several streams or conditions can share a pass if every layer has as "
-                f"many samples of each; found a layer with {length} samples of {images} images. "
+                "Samples of several streams or conditions can share a pass if every layer has as "
+                f"many rows of each; found a layer with {length} rows for {images} samples. "
                 "Adapt with `states=1`, and serve one stream at a time."
             )
         return values if length == images else values.repeat_interleave(length // images)

@@ -161,8 +161,8 @@ class InputCheck:
         if mistake is not None and seen is not None:
             self._warned = True
             warn_caller(
-                f"The network is given images with {seen.in_words()}, where the filter was fitted "
-                f"on images with {self._source.in_words()}: {mistake} Prepare images as for the "
+                f"The network is given samples with {seen.in_words()}, where the filter was fitted "
+                f"on samples with {self._source.in_words()}: {mistake} Prepare samples as for the "
                 "fit.",
                 InputRangeWarning,
             )
