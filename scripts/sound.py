@@ -1,7 +1,7 @@
 """Measure methods on spoken digits: degraded recordings, log-mel spectrograms, a small CNN.
 
     python scripts/sound.py measure --data FILE --to FOLDER  # an hour
-    python scripts/sound.py train --data FILE                # the weights in scripts/weights, 10 minutes
+    python scripts/sound.py train --data FILE                # scripts/weights, ten minutes
 
 FILE is `spoken_digits.npz`, the Free Spoken Digit Dataset (3,000 recordings, six speakers, 8 kHz):
 `samples`, `lengths`, `labels`, `speaker`, `index`, `speakers`. Takes 0 to 4 are the test set, as
@@ -44,10 +44,11 @@ CONDITIONS = tuple(
 # 4 and another seed: normalisation goes by the stream as far as it can, there is one condition, and
 # where recordings are known to come in no order, none is looked for.
 CHOSEN = "wiener, chosen"
-METHODS = ("source", "bn", "tent", "roid", "wiener", CHOSEN)
+TWO = "wiener, two filters"  # the same, with a second filter at the third convolution
+METHODS = ("source", "bn", "tent", "roid", "wiener", CHOSEN, TWO)
 LEFT_OUT = 3  # the speaker whom the networks of the confirmation have not heard: nicolas
 SEED = 0
-LAYER = "0.0"  # the first convolution
+LAYER, SECOND = "0.0", "4.0"  # the first and the third convolution
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,9 @@ class Setting:
             rows = np.random.default_rng(SEED).permutation(rows)
         self.others = training[np.random.default_rng(SEED).permutation(len(training))[:500]]
         images = self.images(training[rows].windows)
-        self.fitted = ttapca.fit(self.model, LAYER, list(images.split(100)))
+        self.fitted, self.second = (
+            ttapca.fit(self.model, layer, list(images.split(100))) for layer in (LAYER, SECOND)
+        )
         conditions = (("clean", 0), *CONDITIONS)
         self.conditions = {
             each: self.images(degraded(test, *each, self.others, SEED)) for each in conditions
@@ -298,9 +301,10 @@ class Setting:
     def wrong(self, method: str, order: str) -> dict[tuple[str, int], NDArray[np.bool_]]:
         """Return by condition which recordings a method has wrong."""
         options: dict[str, object] = {"filter": self.fitted} if "wiener" in method else {}
-        if method == CHOSEN:
+        if method in (CHOSEN, TWO):
             options |= {"states": 1, "statistics": ttapca.methods.Mixture(first=1, last=1)}
             options |= {} if ORDERS[order][1] else {"order": "shuffled"}
+            options |= {"filter": [self.fitted, self.second]} if method == TWO else {}
             method = "wiener"
         return {
             condition: wrong_of(self.model, method, images, self.test.labels, order, **options)
@@ -308,25 +312,28 @@ class Setting:
         }
 
 
-def measure(data: Path, folder: Path, parts: list[str]) -> None:
-    """Measure all methods, and write a table of errors and one of means with their intervals."""
+def measure(
+    data: Path, folder: Path, parts: list[str], methods: list[str], orders: list[str]
+) -> None:
+    """Measure methods, and write a table of errors and one of means with their intervals."""
     training, test = read(data)
     stranger = training.speakers == LEFT_OUT
     unheard = join(training[stranger], test[test.speakers == LEFT_OUT])
     folder.mkdir(parents=True, exist_ok=True)
     for part in parts:
         normalisation, what = part.split("/")
-        orders: tuple[str, ...] = ("shuffled 50",)
         name, natural, heard, asked = normalisation, what == "natural", training, test
-        methods: tuple[str, ...] = ("wiener", CHOSEN) if natural else METHODS
         if what == "speaker":
             name, heard, asked = f"{normalisation}-without", training[~stranger], unheard
-            orders = ("shuffled 50", "shuffled 1")
-        elif what == "all":
-            orders = tuple(ORDERS)
         setting = Setting(name, heard, asked, natural)
         for order in orders:
+            if order not in {"speaker": ("shuffled 50", "shuffled 1"), "all": ORDERS}.get(
+                what, ("shuffled 50",)
+            ):
+                continue
             for method in methods:
+                if natural and "wiener" not in method:
+                    continue
                 begin = time.perf_counter()
                 wrong = setting.wrong(method, order)
                 record(folder, part, order, method, wrong, time.perf_counter() - begin)
@@ -388,12 +395,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="spoken_digits.npz")
     parser.add_argument("--to", type=Path, default=Path("sound-results"), help="folder of tables")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--orders", nargs="+", choices=ORDERS, default=tuple(ORDERS))
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.task == "train":
         train_all(asked.data)
     else:
-        measure(asked.data, asked.to, asked.parts)
+        measure(asked.data, asked.to, asked.parts, asked.methods, asked.orders)
 
 
 if __name__ == "__main__":
