@@ -1,14 +1,12 @@
 """Nine degradations of recordings, at five severities, with a seed.
 
-Each is measured against the recording itself: a recording that is twice as loud gets noise that is
-twice as loud. So every degradation but `gain` means the same on any scale, and integers are refused
-only because results are no integers.
+Each is measured against the recording itself: one that is twice as loud gets noise that is twice as
+loud.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -30,20 +28,14 @@ _VOICES = 5  # that speak at once
 _FIRST_ECHO = 0.005  # seconds until reverberation begins
 
 # For noise the ratio of signal to noise in dB; for the others what their functions take.
-_NOISE_RATIOS = (20.0, 15.0, 10.0, 5.0, 0.0)
-_STRENGTHS: Mapping[str, tuple[tuple[float, ...], ...]] = MappingProxyType(
-    {
-        "white": tuple((ratio,) for ratio in _NOISE_RATIOS),
-        "pink": tuple((ratio,) for ratio in _NOISE_RATIOS),
-        "babble": tuple((ratio,) for ratio in _NOISE_RATIOS),
-        "hum": tuple((ratio,) for ratio in _NOISE_RATIOS),
-        "telephone": ((200, 3600), (300, 3400), (400, 3000), (500, 2500), (600, 2000)),
-        "reverberation": ((0.2, 10), (0.35, 6), (0.5, 3), (0.75, 0), (1.0, -3)),
-        "clipping": ((0.02,), (0.05,), (0.1,), (0.2,), (0.4,)),
-        "gain": ((-6,), (-12,), (-18,), (-24,), (-30,)),
-        "quantisation": ((8,), (7,), (6,), (5,), (4,)),
-    }
-)
+_STRENGTHS: Mapping[str, tuple[tuple[float, ...], ...]] = {
+    **dict.fromkeys(("white", "pink", "babble", "hum"), ((20,), (15,), (10,), (5,), (0,))),
+    "telephone": ((200, 3600), (300, 3400), (400, 3000), (500, 2500), (600, 2000)),
+    "reverberation": ((0.2, 10), (0.35, 6), (0.5, 3), (0.75, 0), (1.0, -3)),
+    "clipping": ((0.02,), (0.05,), (0.1,), (0.2,), (0.4,)),
+    "gain": ((-6,), (-12,), (-18,), (-24,), (-30,)),
+    "quantisation": ((8,), (7,), (6,), (5,), (4,)),
+}
 KINDS = tuple(_STRENGTHS)
 SEVERITIES = (1, 2, 3, 4, 5)
 
@@ -122,37 +114,32 @@ def degrade(
         samples = _checked(recording, f"Recording {index}")
         # The index is the last word of the counter: no recording reaches the numbers of another.
         random = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, index]))
-        if kind in _NOISES:
-            noise = _NOISES[kind](samples, random, sample_rate)
-            changed = _with_noise(samples, noise, strengths[0], sample_rate)
-        elif kind == "babble":
-            noise = _babble(samples, voices, random, index)
-            changed = _with_noise(samples, noise, strengths[0], sample_rate)
+        if kind in ("white", "pink", "hum", "babble"):
+            noise = _noise(kind, samples, random, sample_rate)
+            if kind == "babble":
+                noise = _babble(samples, voices, random, index)
+            wanted = _level(samples, sample_rate) / 10 ** (strengths[0] / 10)
+            changed = samples + noise * np.sqrt(wanted / max(np.mean(noise**2), 1e-300))
         elif kind == "reverberation":
             changed = _in_a_room(samples, random, sample_rate, *strengths)
         elif kind == "telephone":
             changed = _in_a_band(samples, sample_rate, *strengths)
+        elif kind == "gain":
+            changed = samples * 10 ** (strengths[0] / 20)
         else:
-            changed = _CHANGES[kind](samples, *strengths)
+            change = _clipping if kind == "clipping" else _quantisation
+            changed = change(samples, *strengths)
         degraded.append(changed.astype(np.asarray(recording).dtype))
     result: Any = degraded[0] if single else degraded
-    if isinstance(recordings, np.ndarray) and not single:
-        result = np.stack(degraded) if degraded else recordings.copy()
-    return cast(Recordings, result)
+    if isinstance(recordings, np.ndarray) and not single and degraded:
+        result = np.stack(degraded)
+    return cast(Recordings, result if degraded else recordings)
 
 
-def level(recording: NDArray[np.floating], sample_rate: float) -> float:
-    """Return the mean power of a recording where it is not silent.
-
-    That is the mean over frames of 20 ms that have more than a thousandth of the loudest one's.
-
-    Example:
-        >>> import numpy as np
-        >>> level(np.r_[np.zeros(8000), np.full(160, 0.5)], sample_rate=8000)
-        0.25
-    """
-    power = np.square(np.asarray(recording, np.float64))
-    size = max(1, min(round(_FRAME * sample_rate), power.size))
+def _level(samples: Recording, rate: float) -> float:
+    """Return the mean power of frames that have more than a thousandth of the loudest one's."""
+    power = np.square(samples)
+    size = max(1, min(round(_FRAME * rate), power.size))
     starts = np.arange(0, power.size, size)
     sums = np.add.reduceat(power, starts)
     sizes = np.diff(np.append(starts, power.size))
@@ -177,32 +164,22 @@ def _checked(recording: object, name: str) -> Recording:
     return recording.astype(np.float64)
 
 
-def _with_noise(samples: Recording, noise: Recording, ratio: float, rate: float) -> Recording:
-    """Add noise so that signal and noise have a ratio in dB."""
-    wanted = level(samples, rate) / 10 ** (ratio / 10)
-    found = float(np.mean(np.square(noise)))
-    return samples + noise * np.sqrt(wanted / found) if found else samples.copy()
-
-
-def _white(samples: Recording, random: np.random.Generator, _: float) -> Recording:
-    return random.standard_normal(samples.size)
-
-
-def _pink(samples: Recording, random: np.random.Generator, rate: float) -> Recording:
-    frequency = np.fft.rfftfreq(samples.size, 1 / rate)
-    spectrum = np.fft.rfft(random.standard_normal(samples.size))
-    spectrum /= np.sqrt(np.maximum(frequency, _LOWEST))
-    spectrum[frequency < _LOWEST] = 0.0
-    return np.fft.irfft(spectrum, samples.size)
-
-
-def _hum(samples: Recording, random: np.random.Generator, rate: float) -> Recording:
-    number = np.arange(1, _OVERTONES + 1)
-    number = number[number * _MAINS < rate / 2][:, None]
-    phase = random.uniform(0, 2 * np.pi, number.shape)
-    seconds = np.arange(samples.size) / rate
-    waves: Recording = np.sin(2 * np.pi * _MAINS * number * seconds + phase) / number
-    return np.asarray(waves.sum(0))
+def _noise(kind: str, samples: Recording, random: np.random.Generator, rate: float) -> Recording:
+    """Return noise of any power; none for babble."""
+    noise = np.zeros(samples.size)
+    if kind == "hum":
+        seconds = np.arange(samples.size) / rate
+        for number in range(1, _OVERTONES + 1):
+            phase = random.uniform(0, 2 * np.pi)
+            if number * _MAINS < rate / 2:
+                noise += np.sin(2 * np.pi * _MAINS * number * seconds + phase) / number
+    elif kind != "babble":
+        noise = random.standard_normal(samples.size)
+    if kind == "pink":
+        frequency = np.fft.rfftfreq(samples.size, 1 / rate)
+        spectrum = np.fft.rfft(noise) / np.sqrt(np.maximum(frequency, _LOWEST))
+        noise = np.fft.irfft(spectrum * (frequency >= _LOWEST), samples.size)
+    return noise
 
 
 def _babble(
@@ -242,21 +219,11 @@ def _in_a_room(
 
 
 def _clipping(samples: Recording, share: float) -> Recording:
-    loudness = np.abs(samples[samples != 0])
-    if not loudness.size:
-        return samples.copy()
+    loudness = np.abs(samples[samples != 0]) if samples.any() else np.zeros(1)
     limit = np.quantile(loudness, 1 - share, method="lower")
     return np.clip(samples, -limit, limit)
-
-
-def _gain(samples: Recording, db: float) -> Recording:
-    return samples * 10 ** (db / 20)
 
 
 def _quantisation(samples: Recording, bits: float) -> Recording:
     step = np.abs(samples).max() / (2 ** (bits - 1) - 1)
     return np.rint(samples / step) * step if step else samples.copy()
-
-
-_NOISES = {"white": _white, "pink": _pink, "hum": _hum}
-_CHANGES = {"clipping": _clipping, "gain": _gain, "quantisation": _quantisation}
