@@ -119,7 +119,7 @@ def degrade(
             if kind == "babble":
                 noise = _babble(samples, voices, random, index)
             wanted = _level(samples, sample_rate) / 10 ** (strengths[0] / 10)
-            changed = samples + noise * np.sqrt(wanted / max(np.mean(noise**2), 1e-300))
+            changed = samples + noise * np.sqrt(wanted / max(float(np.mean(noise**2)), 1e-300))
         elif kind == "reverberation":
             changed = _in_a_room(samples, random, sample_rate, *strengths)
         elif kind == "telephone":
