@@ -1,6 +1,6 @@
 """Measure methods on spoken digits: degraded recordings, log-mel spectrograms, a small CNN.
 
-    python scripts/sound.py measure --data FILE --to FOLDER  # an hour
+    python scripts/sound.py measure --data FILE --to FOLDER  # over an hour
     python scripts/sound.py train --data FILE                # scripts/weights, ten minutes
 
 FILE is `spoken_digits.npz`, the Free Spoken Digit Dataset (3,000 recordings, six speakers, 8 kHz):
