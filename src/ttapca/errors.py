@@ -45,6 +45,10 @@ class FewIndependentWarning(TtapcaWarning):
     """A filter was fitted on samples that resemble each other so much that they count for few."""
 
 
+class HeavyTailsWarning(TtapcaWarning):
+    """A filter was fitted on values whose variance comes from few samples, such as powers."""
+
+
 class CallbackWarning(TtapcaWarning):
     """A callback of the user has failed; the work goes on."""
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ttapca._checks import OneOf, check_option
 from ttapca.engines import Engine
-from ttapca.errors import FewIndependentWarning, enough_memory, warn_caller
+from ttapca.errors import FewIndependentWarning, HeavyTailsWarning, enough_memory, warn_caller
 from ttapca.fitting.activations import ModelInputs, Prepare, Progress, SourceActivations
 from ttapca.fitting.attachment import attach
 from ttapca.fitting.fitted_filter import FittedFilter
@@ -32,6 +32,10 @@ from ttapca.support.outputs import OutputKind, Outputs
 
 # Rounding leaves a share of variance of about this size if a basis is complete.
 NOTHING_DROPPED = 1e-6
+
+# Share of samples that make the variance. Measured: images 0.57 to 0.72, log-mels 0.58 to 0.83,
+# roots of mel powers 0.32; mel powers 0.03 to 0.08.
+FEWEST_MAKE_VARIANCE = 0.125
 
 _LESS_MEMORY = (
     "Fit at a layer with fewer inputs or outputs, ask for fewer components, read smaller batches, "
@@ -83,6 +87,7 @@ def fit(
     Warns:
         UserWarning: The randomised route did not become as accurate as it should.
         FewIndependentWarning: The samples resemble each other so much that they count for few.
+        HeavyTailsWarning: The variance comes from few samples, as that of powers does.
 
     Raises:
         LayerNotFoundError: No such layer; near names are offered.
@@ -141,6 +146,7 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
         inputs_=statistics.inputs.found(),
     )
     _warn_of_few(found)
+    _warn_of_tails(found)
     return dataclasses.replace(found, fingerprint_=found.fingerprint_of(source.model))
 
 
@@ -154,6 +160,26 @@ def _warn_of_few(fitted: FittedFilter) -> None:
         f"{FEWEST_SAMPLES}. So it will notice strong shifts only. Fit on data of more scenes, "
         "drives or speakers, and name these with `groups=`.",
         FewIndependentWarning,
+    )
+
+
+def _warn_of_tails(fitted: FittedFilter) -> None:
+    """Warn if few samples make the variance: then a usual one, or a batch, has quite another."""
+    if fitted.energies_ is None:
+        return
+    energies = fitted.energies_.double()
+    energies = energies[:, energies.sum(0) > 0]
+    # The mean of a band is as sure as that of so many samples of one energy.
+    counting = energies.sum(0).square() / energies.square().sum(0)
+    if not counting.numel() or counting.median() >= FEWEST_MAKE_VARIANCE * len(energies):
+        return
+    warn_caller(
+        f"The variance should come from at least {100 * FEWEST_MAKE_VARIANCE:g} % of the samples; "
+        f"found that about {100 * float(counting.median()) / len(energies):.1f} % make it. Powers, "
+        "amounts and counts are like that (a loud recording has a hundred times the power of a "
+        "quiet one), and so are data with a few broken samples. Filter after the logarithm, such "
+        "as log-mels instead of mel powers, or take the broken samples out.",
+        HeavyTailsWarning,
     )
 
 
