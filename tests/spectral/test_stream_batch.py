@@ -465,7 +465,7 @@ def test_a_layer_may_have_several_samples_of_each_image() -> None:
             assert values.tolist() == [value for value in wanted for _ in range(each)]
     for length in (3, 0):
         if length:
-            with pytest.raises(LayerOutputError, match="a layer with 3 samples of 2 images"):
+            with pytest.raises(LayerOutputError, match="a layer with 3 rows for 2 samples"):
                 batch.group_of_each(length)
         else:
             assert batch.chosen("counted", 0).tolist() == []  # type: ignore[union-attr]

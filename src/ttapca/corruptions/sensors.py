@@ -114,7 +114,7 @@ def degrade(
         >>> series = np.sin(np.arange(40.0)).reshape(1, 2, 20)
         >>> moved = degrade(series, "offset", severity=3) - series
         >>> (moved / Scale.of(series).deviation[:, None]).round(6)[0, :, 0]
-        array([1., 1.])
+        array([ 1., -1.])
     """
     check_option("name", name, OneOf(DEGRADATIONS))
     check_option("severity", severity, Whole(1, 5))

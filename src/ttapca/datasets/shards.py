@@ -348,7 +348,7 @@ def open_shards(
         >>> for number in range(3):
         ...     np.save(folder / f"part-{number}.npy", np.zeros((40, 8, 8, 1), np.uint8))
         >>> print(open_shards(folder / "*.npy"))
-        all 120 images of 3 shards, in stored order
+        all 120 samples of 3 shards, in stored order
     """
     check_option("batch_size", batch_size, Whole(1))
     pictures = PictureSize(size, shorter_side)
