@@ -218,3 +218,15 @@ def test_what_has_no_other_size(place: Path, words: str, command) -> None:
     torch.save(build("cct-2", classes=2).state_dict(), place / "cct.pth")
     told = command("eval cct.pth --normalise none --data both --any-size", 2).err
     assert "CompactTransformer takes images of 3x32x32 only: it does not average" in told
+
+
+def test_held_out_samples_say_how_sure_the_network_may_be(command) -> None:
+    told = command(f"{FIT} f --data digits --held-out 200").out
+    temperature = ttapca.load("f").temperature_
+    assert temperature is not None
+    assert f"temperature of the network's probabilities: {temperature:.2f}" in told
+    assert 0.3 < temperature < 3
+    facts = json.loads(command(f"{FIT} f --data digits --held-out 200 --force --json").out)
+    assert facts["temperature"] == temperature
+    told = command(f"{FIT} g --data digits --held-out 100000", 2).err
+    assert "--held-out takes samples of the test part, which has" in told

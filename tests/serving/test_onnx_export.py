@@ -359,6 +359,7 @@ def test_the_parts_are_those_of_a_file_but_what_only_the_library_needs(
 ) -> None:
     saved = load(by_library["noisy-sorted"][1])
     assert saved.keys() - Session(path).state.keys() == {
+        "state.errors",
         "state.outliers",
         "state.spectra.0.leeway",
     }

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ttapca._checks import OneOf, check_option
+from ttapca.adaptation.expected_error import sums_after
 from ttapca.adaptation.guards import CollapseGuard, GuardAction, GuardEvent, check_can_collapse
 from ttapca.adaptation.health import Health, facts_of, health_of
 from ttapca.adaptation.named_streams import DEFAULT_STREAM, NamedStream, Streams
@@ -23,6 +24,7 @@ from ttapca.adaptation.surfaces import SpectralGains, Surface
 from ttapca.adaptation.surfaces.filter_gains import known_classes
 from ttapca.errors import AttachError, OptionError, SavedStreamError
 from ttapca.fitting.attachment import detach_filter
+from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.stream import Attributes, Stream, tensors_in
 from ttapca.spectral.stream_batch import ImageRows, StreamBatch
 from ttapca.spectral.stream_state import StreamState
@@ -91,6 +93,7 @@ class Adapter(nn.Module):
         logits: Finds the logits in any other output: `lambda output: output.logits`.
         outputs: Their meaning; by default one logit is binary, and more exclude each other.
         memory: Number of samples after which older ones count 1 / e in a stream.
+        compare: Whether the untouched network predicts every batch as well, for `health`.
         on_shift: A function that is given the `Health` of a stream when its data begin to shift,
             and when that is over; or a `ShiftAlarm`. For surfaces with closed-form gains.
 
@@ -116,6 +119,7 @@ class Adapter(nn.Module):
         outputs: OutputKind | None = None,
         memory: float = math.inf,
         on_shift: ShiftAlarm | Callable[[Health], object] | None = None,
+        compare: bool = False,
     ) -> None:
         super().__init__()
         check_model(model)
@@ -157,6 +161,15 @@ class Adapter(nn.Module):
             gains = [each.closed_form for each in filters if each.closed_form is not None]
             classes = known_classes(each.fitted for each in filters)
             self.watch = ShiftWatch(on_shift, gains, None if classes is None else classes.shares)
+            known = (each.fitted.temperature_ for each in filters)
+            self.temperature = next((each for each in known if each is not None), None)
+            self.compare = compare
+            if compare and (self.temperature is None or stream.start is None):
+                raise OptionError(
+                    "`compare=True` estimates how often both networks are wrong, and needs "
+                    "closed-form gains of a filter that was fitted with `labelled=`. Fit it again "
+                    "with labelled samples, or leave `compare` out."
+                )
             if guard is not None:
                 stream.keep("guard", Attributes(guard, guard.keeps))
                 stream.keep("good states", Attributes(guard, ("_good",)))
@@ -226,6 +239,10 @@ class Adapter(nn.Module):
                 return self._run_plain(*inputs, **options)
         if name != self._streams.current:
             self._streams.switch_to(name)
+        untouched = None
+        if self.compare:
+            with self.disabled(), torch.no_grad():
+                untouched = self._run(*inputs, **options)
         stream = self.hub
         if self.forgetting == "episodic":
             with torch.inference_mode(False):
@@ -238,6 +255,8 @@ class Adapter(nn.Module):
         if skip:
             self.predictor.skipped = skipped + 1  # a method may have counted single images
         news = not skip and self._looked(logits)
+        if not skip and stream.batch is not None:
+            self._note_errors(stream.batch, 0, logits, untouched)
         returned: Tensor = self.predictor.outputs.as_returned(logits)
         stream.end_batch(skipped=skip)
         stepped = self.predictor.updates > updates
@@ -260,6 +279,22 @@ class Adapter(nn.Module):
         if seen is not None and batch.rows is not None:
             seen = seen[batch.rows.counted] if len(seen) == batch.size else None
         return self.watch.look(batch, 0, seen)
+
+    def _note_errors(
+        self, batch: StreamBatch, number: int, logits: Any, untouched: Tensor | None = None
+    ) -> None:
+        """Let a stream note how sure its predictions are; samples of no stream are left out."""
+        temperature = self.temperature
+        if temperature is not None and self.predictor.outputs.exclusive and logits.dim() > 1:
+            before = batch.states[number].errors
+            batch.errors[number] = sums_after(
+                before, logits, untouched, temperature, self.error_memory
+            )
+
+    @property
+    def error_memory(self) -> float:
+        """After so many samples, one counts 1 / e in the estimate of errors."""
+        return min(self.hub.memory, CONSTANTS.memory)
 
     def _predict(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         if not self.predictor.needs_gradients:
@@ -343,6 +378,8 @@ class Adapter(nn.Module):
                 if batch.implausible is not None:
                     counted &= ~batch.implausible
                 self.watch.look(own, place, logits[counted] if exclusive else None)
+                if exclusive:
+                    self._note_errors(own, place, logits[counted])
             finished = {own: own.finish() for own in {own for own, _ in last}}
         return logits, [StreamOutcome(finished[own][place], own, place) for own, place in last]
 

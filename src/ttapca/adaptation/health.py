@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ttapca.adaptation.expected_error import ExpectedError, estimate_of
 from ttapca.adaptation.surfaces import (
     BatchNormStatistics,
     OutlierRepair,
@@ -56,6 +57,10 @@ class Health:
             it. Without `order`, 1 until classes were seen before a shift.
         conditions: Number of conditions that were told apart.
         outliers: Share of values that strayed from their neighbours; source images have some.
+        expected_error: Estimated share of its last predictions that are wrong, with an interval, if
+            `fit` was given labelled samples.
+        expected_error_untouched: The same for the untouched network, if it was asked, too: with
+            `compare=True`, or in the service's mode `shadow`.
         implausible: Number of samples that no shift explains, such as pixels up to 255 if those of
             the source are at most 1. The untouched network predicts them, no stream learns of them.
         batch_weight: Weight of the test data in normalisation layers' statistics, on average.
@@ -82,6 +87,8 @@ outliers 0.4 %, 2 batches skipped)
     outliers: float | None = None
     batch_weight: float | None = None
     implausible: int = 0
+    expected_error: ExpectedError | None = None
+    expected_error_untouched: ExpectedError | None = None
 
     def __repr__(self) -> str:
         """Return one line for a person."""
@@ -106,10 +113,19 @@ outliers 0.4 %, 2 batches skipped)
             said.append(f"outliers {100 * self.outliers:.1f} %")
         if self.batch_weight is not None:
             said.append(f"batch statistics {100 * self.batch_weight:.0f} %")
+        said += self._errors_in_words()
         if self.implausible:
             said.append(f"{self.implausible:,} implausible")
         said.append(f"{self.skipped} batch{'es' * (self.skipped != 1)} skipped")
         return f"Health({self.stream}: {', '.join(said)})"
+
+    def _errors_in_words(self) -> list[str]:
+        found = {"": self.expected_error, "untouched ": self.expected_error_untouched}
+        return [
+            f"{which}about {100 * each.share:.0f} % wrong"
+            for which, each in found.items()
+            if each is not None
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return numbers, text, lists and dicts, as JSON and logs want them."""
@@ -146,6 +162,8 @@ def facts_of(adapter: Adapter, state: StreamState | None) -> dict[str, Any]:
         "outliers": float(state.outliers[0]) if repairs else None,
         "batch_weight": weight,
         "implausible": state.implausible,
+        "expected_error": estimate_of(state.errors[0]),
+        "expected_error_untouched": estimate_of(state.errors[1]),
     }
 
 

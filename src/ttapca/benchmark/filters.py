@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ def usual_fit(
     outputs: OutputKind | None = None,
     reporter: Reporter | None = None,
     engine: Engine | None = None,
+    labelled: Iterable[Any] | None = None,
 ) -> FittedFilter:
     """Fit a filter with so many components; by default all cosines, else the paper's number.
 
@@ -65,7 +66,8 @@ def usual_fit(
     options: dict[str, Any] = {"route": route, "outputs": outputs, "engine": engine}
 
     def fit(count: int | None) -> FittedFilter:
-        fitted = ttapca.fit(network, layer, batches, count, progress=progress, **options)
+        given = {"progress": progress, "labelled": labelled, **options}
+        fitted = ttapca.fit(network, layer, batches, count, **given)
         progress.finish()
         return fitted
 

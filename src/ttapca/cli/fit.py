@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from typer import Option
 
 from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter, print_json
+from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
     from ttapca.datasets import Shards, TensorBatches
@@ -35,6 +36,14 @@ def fit(
         str | None,
         Option(
             metavar="KIND", help=f"{arguments.OUTPUTS} or regression (default: by their shape)."
+        ),
+    ] = None,
+    held_out: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="So many labelled samples, drawn from the test part, say how sure the network "
+            "may be, so that `health` tells how often it is wrong.",
         ),
     ] = None,
     batch_size: Annotated[
@@ -77,6 +86,7 @@ def fit(
             outputs=meaning,
             reporter=reporter,
             engine=found,
+            labelled=None if held_out is None else _labelled(images, held_out),
         )
     fitted.save(to, dtype=cast("Storage", dtype), overwrite=force)
     seconds = time.perf_counter() - start
@@ -90,6 +100,7 @@ def fit(
             "explained_variance": float(fitted.explained_variance_ratio_.sum()),
             "dropped_variance": fitted.dropped_variance_,
             "agreement": fitted.agreement_,
+            "temperature": fitted.temperature_,
             "images": fitted.n_samples_,
             "accuracy": fitted.accuracy_,
             "singular_value_error": fitted.singular_value_error_,
@@ -121,6 +132,23 @@ def _batches(
     return TensorBatches(train, batch_size(shape), chosen.rows), shape, str(chosen)
 
 
+def _labelled(images: arguments.ImageOptions, number: int) -> list[tuple[Any, Any]]:
+    """Return samples of the test part with their labels, in batches."""
+    import numpy as np
+
+    from ttapca.datasets import to_tensor
+
+    sizes = {"size": images.size, "shorter_side": images.shorter_side}
+    test = arguments.read_images(images.data, "test", images.folder, **sizes)
+    if number > len(test):
+        raise OptionError(
+            f"--held-out takes samples of the test part, which has {len(test):,}; found {number:,}."
+        )
+    rows = np.random.default_rng(images.seed).permutation(len(test))[:number]
+    parts = np.array_split(rows, -(-number // 100))
+    return [(to_tensor(test.images[part]), test.labels[part]) for part in parts]
+
+
 def _print(fitted: FittedFilter, to: Path, chosen: str, seconds: float) -> None:
     variance = float(fitted.explained_variance_ratio_.sum())
     typer.echo(
@@ -132,6 +160,8 @@ def _print(fitted: FittedFilter, to: Path, chosen: str, seconds: float) -> None:
         f"{fitted.visible_shift(100):.2g} in 100 samples, of {fitted.visible_shift(1):.2g} in one\n"
         f"  with learned gains it {fitted.loss_in_words()}"
     )
+    if fitted.temperature_ is not None:
+        typer.echo(f"  temperature of the network's probabilities: {fitted.temperature_:.2f}")
     if not fitted.basis.principal:
         typer.echo("  for the paper's methods, such as ttapca-relu, fit with --route pca")
     if fitted.drops_too_much:

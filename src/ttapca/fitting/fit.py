@@ -25,6 +25,7 @@ from ttapca.fitting.plan import FitPlan, Problem, RouteChoice, plan_of
 from ttapca.fitting.readers import DataReader, reader_of
 from ttapca.fitting.routes import SAMPLED, SUMMED, FitTask, summed_config
 from ttapca.fitting.source_statistics import FEWEST_SAMPLES, SourceStatistics
+from ttapca.fitting.temperature import measured_temperature
 from ttapca.spectral.pca import check_n_components
 from ttapca.support.inputs import mirror_back, mirror_images
 from ttapca.support.modules import LayerPaths, check_model, evaluation_mode
@@ -57,6 +58,7 @@ def fit(
     generator: torch.Generator | None = None,
     engine: Engine | str | None = None,
     groups: Sequence[Hashable] | None = None,
+    labelled: Iterable[Any] | None = None,
 ) -> FittedFilter:
     """Fit the components of a layer on source data: principal components, or cosines of images.
 
@@ -83,6 +85,8 @@ def fit(
         generator: Draws the start of the randomised route; a fixed seed by default.
         engine: Reads data in parts, with the same result: `joblib:4` or an `Engine`.
         groups: Each sample's group in order, such as its drive: samples of one group are alike.
+        labelled: Batches of samples and labels that the network was not trained on; with them,
+            `health.expected_error` says how often it is wrong.
 
     Warns:
         UserWarning: The randomised route did not become as accurate as it should.
@@ -109,22 +113,25 @@ def fit(
     """
     asked = (progress, prepare, logits, outputs, route, engine, groups)
     with _planned(model, layer, data, n_components, *asked) as (reader, source, plan):
+        temperature = None
+        if labelled is not None:  # first, since it is refused within seconds
+            temperature = measured_temperature(model, labelled, Outputs(outputs, logits))
         source.tell("plan", plan)
         task = FitTask(source, n_components, generator, route == plan.route, groups)
         if plan.route in SAMPLED:
-            return _completed(task, SAMPLED[plan.route](task))
+            return _completed(task, SAMPLED[plan.route](task), temperature)
 
         def find(statistics: SourceStatistics) -> FittedFilter:
             statistics.check_samples()
             task.statistics = statistics
             source.tell("stage", "decomposing")
-            return _completed(task, SUMMED[plan.route](task))
+            return _completed(task, SUMMED[plan.route](task), temperature)
 
         config = reader.each(partial(summed_config, task, plan.route))
         return reader.read(source, config, plan, find)
 
 
-def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
+def _completed(task: FitTask, fitted: FittedFilter, temperature: float | None) -> FittedFilter:
     source, statistics, sums = task.source, task.statistics, task.statistics.channels
     canonical = LayerPaths(source.model).canonical
     classes = source.channels.by_class(sums)
@@ -143,6 +150,7 @@ def _completed(task: FitTask, fitted: FittedFilter) -> FittedFilter:
         class_reach_=fitted.reach_of(task.class_sums()),
         agreement_=agreement,
         mirror_agreement_=_mirror_agreement(source, kept),
+        temperature_=temperature,
         inputs_=statistics.inputs.found(),
     )
     _warn_of_few(found)

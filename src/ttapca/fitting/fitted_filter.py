@@ -70,6 +70,8 @@ class FittedFilter:
         agreement_: Share of source predictions that stay with all gains at 1, which drops the
             variance outside the basis; None if nothing is dropped.
         mirror_agreement_: Share of source predictions that stay when images are mirrored.
+        temperature_: Temperature at which the network's probabilities are true of the source, for
+            `health.expected_error`; None unless labelled samples were given to `fit`.
         group_norm_: Mean and variance of the channels of GroupNorm layers by path, (2, channels).
         layer_norm_: The same for LayerNorm layers.
         classes_: What classes do to the network; see `ttapca.spectral.source_classes`.
@@ -105,6 +107,7 @@ class FittedFilter:
     resemblance_: Resemblance | None = None
     agreement_: float | None = None
     mirror_agreement_: float | None = None
+    temperature_: float | None = None
     group_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     layer_norm_: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     classes_: SourceClasses | None = None

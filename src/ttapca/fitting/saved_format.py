@@ -58,7 +58,11 @@ _CONFIG_RULE = Record(
                 "total_variance": Number(0),
                 "explained_variance": Number(0, 1 + ROUNDING),
             },
-            {"agreement": Number(0, 1), "mirror_agreement": Number(0, 1)},
+            {
+                "agreement": Number(0, 1),
+                "mirror_agreement": Number(0, 1),
+                "temperature": Number(above=0, high=100),
+            },
             others=Number(0),  # earlier versions repeated facts that follow from the tensors
         ),
         "versions": Record({"ttapca": Text(), "torch": Text()}, others=Text()),

@@ -76,6 +76,7 @@ def filter_config(fitted: FittedFilter, dtype: form.Storage) -> dict[str, Any]:
         "explained_variance": float(fitted.explained_variance_ratio_.sum()),
         "agreement": fitted.agreement_,
         "mirror_agreement": fitted.mirror_agreement_,
+        "temperature": fitted.temperature_,
     }
     return {
         "layer": fitted.layer,
@@ -146,6 +147,7 @@ def filter_arguments(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         "route": config["route"],
         "agreement_": source.get("agreement"),
         "mirror_agreement_": source.get("mirror_agreement"),
+        "temperature_": source.get("temperature"),
         "versions": config["versions"],
     }
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ttapca.methods import MethodName
 
 # What every method takes, beside its own options.
-BESIDE = ("forgetting", "guard", "outputs", "on_shift", "strict")
+BESIDE = ("forgetting", "guard", "outputs", "on_shift", "compare", "strict")
 
 
 def adapt(
@@ -35,6 +35,7 @@ def adapt(
     logits: FindLogits | Logits | None = None,
     outputs: OutputKind | None = None,
     on_shift: ShiftAlarm | Callable[[Health], object] | None = None,
+    compare: bool = False,
     strict: bool = False,
     filter: FittedFilter | Sequence[FittedFilter] | None = None,
     steps: int | None = None,
@@ -60,6 +61,8 @@ def adapt(
         on_shift: A function that is given the `Health` of a stream when its data begin to shift,
             and when that is over, such as `print`; or a `ShiftAlarm`. For filters with closed-form
             gains.
+        compare: Let the untouched network predict every batch as well, for twice the time, so that
+            `health` says how often both are wrong.
         strict: Refuse a filter that was fitted on other weights than the model has, instead of a
             warning.
         filter: The fitted filter, which spectral methods need. Any other method with gradient
@@ -104,6 +107,7 @@ def adapt(
         chosen = registration(method).make(**options)
     made = (chosen if outputs is None else chosen.for_outputs(outputs)).assemble()
     check_option("strict", strict, Flag())
+    check_option("compare", compare, Flag())
     gains = [each for each in made.surfaces if isinstance(each, SpectralGains)]
     if strict and not gains:
         raise OptionError("`strict` would have no effect: there is no filter. Leave it out.")
@@ -119,4 +123,5 @@ def adapt(
         outputs=outputs,
         memory=made.memory,
         on_shift=on_shift,
+        compare=compare,
     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ttapca.adaptation.adapter import Adapter, StreamOutcome
+from ttapca.adaptation.expected_error import sums_after
 from ttapca.adaptation.health import Health
 from ttapca.adaptation.optimisation import Predictor
 from ttapca.adaptation.shift_alarm import ShiftAlarm
@@ -178,12 +179,18 @@ class BatchedNetwork:
         if record.mode == "shadow":  # images with another class, or another label
             others = answered.argmax(1) != remembered.argmax(1)
             differ = int(others.reshape(size, -1).any(1).sum())
+        state = outcome.state
+        temperature, memory = self._adapter.temperature, self._adapter.error_memory
+        if record.mode == "shadow" and temperature is not None and answered.dim() > 1:
+            sums = sums_after(state.errors, remembered, answered, temperature, memory)
+            errors = torch.stack([state.errors[0], sums[1]])
+            state = dataclasses.replace(state, errors=errors)
         since, now = record.shifted_since, time.time()
         if outcome.state.alarm.shifted != record.shifted:
             since = now if outcome.state.alarm.shifted else None
         after = dataclasses.replace(
             record,
-            state=outcome.state,
+            state=state,
             images=record.images + size,
             requests=record.requests + 1,
             adapted=record.adapted + size * (outcome.filtered and record.mode == "on"),

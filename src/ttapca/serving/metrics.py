@@ -40,6 +40,8 @@ STREAM_SERIES = {
     "health.skew": "How surely classes are not those of the source, 0 to 1",
     "adapted_share": "Share of images that were answered with a filter that changed them",
     "disagreement": "Share of images in shadow mode that have another class when adapted",
+    "health.expected_error": "Estimated share of wrong predictions of the adapted network",
+    "health.expected_error_untouched": "The same of the untouched network, in shadow mode",
     "health.skipped": "Requests that led to NaN or infinity and changed nothing",
     "health.implausible": "Images that no shift explains, and that were answered by the network as "
     "it is",

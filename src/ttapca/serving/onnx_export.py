@@ -36,7 +36,7 @@ OPSET = 18  # the oldest that torch writes without converting afterwards
 # Streams to trace with if any number will do: not 0 or 1, which torch takes for special cases.
 EXAMPLE = 2
 # Parts of a state that a runtime has no use for.
-UNUSED = ("outliers", "latest", "implausible", "alarm", "conditions", "spectra.0.leeway")
+UNUSED = ("outliers", "latest", "implausible", "alarm", "errors", "conditions", "spectra.0.leeway")
 # Before the names of the state's parts: of inputs, as in a file of a stream, and of outputs.
 BEFORE, AFTER = "state.", "next."
 

@@ -283,6 +283,8 @@ class _Reader:
             self._refuse("latest", f"is {state.latest}")
         if float(state.outliers[0]) > 1:
             self._refuse("outliers", "cannot be like that")
+        if bool((state.errors.diff(dim=1) > 1e-6 * state.errors[:, :1]).any()):  # falling sums
+            self._refuse("errors", "cannot be like that")
         known, chain, layers = state.conditions, state.chain, state.layers
         if known is not None:
             # A stream that was never used has shown nothing, in one row, and has no state.

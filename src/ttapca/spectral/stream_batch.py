@@ -81,6 +81,7 @@ class StreamBatch:
         self.outliers: dict[int, tuple[float, int]] = {}
         self.chains: list[ChainState] | None = None
         self.alarms: dict[int, AlarmState] = {}
+        self.errors: dict[int, Tensor] = {}  # `StreamState.errors` afterwards, by stream
         self.resemblance: dict[int, float] = {}  # of its images, from 0 to 1
         self.alike: Tensor | None = None  # the same by group, (groups,); None if nothing resembles
         self.settle_layers: SettleLayers | None = None  # set by statistics that follow streams
@@ -325,6 +326,7 @@ class StreamBatch:
                 outliers=self._outliers_after(number),
                 alarm=self.alarms.get(number, before.alarm),
                 implausible=before.implausible + implausible,
+                errors=self.errors.get(number, before.errors),
                 chain=before.chain if self.chains is None else self.chains[number],
             )
             if layers is not None and before.layers is not None and self.empty.layers is not None:

@@ -136,6 +136,8 @@ class StreamState:
     outliers: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
     alarm: AlarmState = field(default_factory=AlarmState)
     implausible: int = 0  # number of samples that no shift explains; they have left no other mark
+    # See `ttapca.adaptation.expected_error`, float64, shape (2, 3).
+    errors: Tensor = field(default_factory=lambda: torch.zeros(2, 3, dtype=torch.float64))
 
     @property
     def shift(self) -> float:
@@ -173,8 +175,10 @@ class StreamState:
         return dataclasses.replace(self, spectra=tuple(map(table, self.spectra)), layers=layers)
 
     def forgotten(self, start: StreamState) -> StreamState:
-        """Return the state of a new stream that keeps the alarm and the implausible samples."""
-        return dataclasses.replace(start, alarm=self.alarm, implausible=self.implausible)
+        """Return the state of a new stream that keeps what is told of all of its samples."""
+        return dataclasses.replace(
+            start, alarm=self.alarm, implausible=self.implausible, errors=self.errors
+        )
 
 
 def leaves(value: Any, name: str = "") -> dict[str, Any]:
