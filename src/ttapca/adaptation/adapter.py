@@ -24,7 +24,6 @@ from ttapca.adaptation.surfaces import SpectralGains, Surface
 from ttapca.adaptation.surfaces.filter_gains import known_classes
 from ttapca.errors import AttachError, OptionError, SavedStreamError
 from ttapca.fitting.attachment import detach_filter
-from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.stream import Attributes, Stream, tensors_in
 from ttapca.spectral.stream_batch import ImageRows, StreamBatch
 from ttapca.spectral.stream_state import StreamState
@@ -287,14 +286,7 @@ class Adapter(nn.Module):
         temperature = self.temperature
         if temperature is not None and self.predictor.outputs.exclusive and logits.dim() > 1:
             before = batch.states[number].errors
-            batch.errors[number] = sums_after(
-                before, logits, untouched, temperature, self.error_memory
-            )
-
-    @property
-    def error_memory(self) -> float:
-        """After so many samples, one counts 1 / e in the estimate of errors."""
-        return min(self.hub.memory, CONSTANTS.memory)
+            batch.errors[number] = sums_after(before, logits, untouched, temperature)
 
     def _predict(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         if not self.predictor.needs_gradients:

@@ -180,9 +180,9 @@ class BatchedNetwork:
             others = answered.argmax(1) != remembered.argmax(1)
             differ = int(others.reshape(size, -1).any(1).sum())
         state = outcome.state
-        temperature, memory = self._adapter.temperature, self._adapter.error_memory
+        temperature = self._adapter.temperature
         if record.mode == "shadow" and temperature is not None and answered.dim() > 1:
-            sums = sums_after(state.errors, remembered, answered, temperature, memory)
+            sums = sums_after(state.errors, remembered, answered, temperature)
             errors = torch.stack([state.errors[0], sums[1]])
             state = dataclasses.replace(state, errors=errors)
         since, now = record.shifted_since, time.time()
