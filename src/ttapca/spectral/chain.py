@@ -62,9 +62,7 @@ class ChainState:
     recent: Numbers
     place: Numbers  # expected, of the last image in its run; 0 without images, shape (streams,)
     features: Numbers  # of the last image, for the next pair, shape (streams, numbers)
-    past_features: (
-        Numbers  # of all images, see `PairStatistic.past_after`, (streams, 1 + 2 numbers)
-    )
+    past_features: Numbers  # of all images, see `PairStatistic.past_after`
 
     def of_stream(self, number: int) -> ChainState:
         """Return the state of one of the streams."""
@@ -139,9 +137,8 @@ class ClassChain:
         self.shares = self.shares / self.shares.sum()
         # Not the largest one: a chain of predictions that say next to nothing has nothing to add.
         self._errors = np.asarray(constants.shares[:-1])
-        self._biases = np.asarray(constants.shares)[
-            : 0 if ordered else None
-        ]  # and shares of few classes
+        # Also the shares of few classes.
+        self._biases = np.asarray(() if ordered else constants.shares)
         redraw = 0.5 ** np.arange(1, constants.run_doublings + 1)
         rates, biases = len(self._errors), len(self._biases)
         runs = len(redraw) * rates
