@@ -169,7 +169,8 @@ class ChainPasses(Predictor):
             features, how = by_stream(described, places), (self.chain.constants, self.chain.xp)
             past = pairs.past_after(past, features, sizes, *how)
             alike = self.chain.alike_after(state, predicted, sizes)
-            log_pairs = pairs.log_ratio(state.features, features, past, alike, *how)
+            log_pairs = pairs.log_ratio(state.features, features, *how)
+            log_pairs -= pairs.said_by_any(state.past_features, past, alike, *how)[:, None]
             # Nothing came before the first image.
             log_pairs[:, 0] = log_pairs[:, 0] * (state.place > 0)
         after, reading = self.chain.read(state, predicted, log_pairs, sizes, features)

@@ -57,7 +57,7 @@ def sums_after(
     temperature: float,
     memory: float = CONSTANTS.memory,
 ) -> Tensor:
-    """Return sums over the samples of a stream, older ones fading as in it by default, (2, 3).
+    """Return sums over the samples of a stream, older ones fading, shape (2, 3).
 
     Logits have the shape (samples, classes, ...). A row has the number of samples, the sum of their
     probabilities q of being wrong, and that of q (1 - q); the first is of the adapted network, the

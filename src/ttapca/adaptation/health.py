@@ -120,12 +120,8 @@ outliers 0.4 %, 2 batches skipped)
         return f"Health({self.stream}: {', '.join(said)})"
 
     def _errors_in_words(self) -> list[str]:
-        found = {"": self.expected_error, "untouched ": self.expected_error_untouched}
-        return [
-            f"{which}about {100 * each.share:.0f} % wrong"
-            for which, each in found.items()
-            if each is not None
-        ]
+        both = (("", self.expected_error), ("untouched ", self.expected_error_untouched))
+        return [f"{which}about {100 * each.share:.0f} % wrong" for which, each in both if each]
 
     def to_dict(self) -> dict[str, Any]:
         """Return numbers, text, lists and dicts, as JSON and logs want them."""

@@ -89,33 +89,40 @@ class PairStatistic:
         return torch.stack(parts).sum(0)
 
     def log_ratio(
-        self,
-        before: Numbers,
-        features: Numbers,
-        past: Numbers | None = None,
-        alike: Numbers | float = 0.0,
-        constants: Constants = CONSTANTS,
-        xp: Any = np,
+        self, before: Numbers, features: Numbers, constants: Constants = CONSTANTS, xp: Any = np
     ) -> Numbers:
         """Return how much likelier each pair is if both have one class, as a logarithm.
 
         `before` are the features of the image before the first one of each stream, (streams,
         features); those of the others have the shape (streams, images, features). Under a shift F
         of two classes falls, so there are two classes from a lower F on than halfway between the
-        two means. `past` has the `past_features` of the stream, if known: if any two of its
-        images look like one class, that two neighbours do says nothing. Unless recent predictions
-        are `alike`, from 0 to 1, so that the stream may have shown one class so far.
+        two means.
         """
         earlier = xp.concatenate([before[:, None], features[:, :-1]], 1)
         squares = (features - earlier) ** 2
         between = squares[..., : self.directions].mean(-1).clip(min=1e-30)
         within = squares[..., self.directions :].mean(-1).clip(min=1e-30)
         found: Numbers = self._speaks_for_one(xp.log(between / within), constants)
-        if past is None:
-            return found
+        return found
+
+    def said_by_any(
+        self,
+        before: Numbers,
+        past: Numbers,
+        alike: Numbers,
+        constants: Constants = CONSTANTS,
+        xp: Any = np,
+    ) -> Numbers:
+        """Return the part of `log_ratio` that any two images of each stream show, (streams,).
+
+        If any two look like one class, that two neighbours do says nothing. But a stream may begin
+        with one class, and then has shown no images, or predictions that are `alike`. `before` and
+        `past` are its `past_features` without this batch and with it.
+        """
         usual = self._speaks_for_one(self._usual_log_f(past, constants, xp), constants)
         one_class = self._speaks_for_one(self.same - self.deviation, constants)
-        return cast(Numbers, found - (usual - one_class * alike).clip(min=0)[:, None])
+        begun = 1 - xp.exp(-before[:, 0] / constants.block)
+        return cast(Numbers, begun * (usual - one_class * alike).clip(min=0))
 
     def past_after(
         self,
