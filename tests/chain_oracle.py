@@ -30,7 +30,7 @@ def regimes_of(constants: Constants, ordered: bool) -> list[Regime]:
     runs = [
         ("runs", 0.5**number, error, 0.0, 0.0)
         for number in range(1, constants.run_doublings + 1)
-        for error in constants.shares[:-1]
+        for error in constants.shares
     ]
     plain = [("plain", 1.0, 0.0, bias, 0.0) for bias in constants.shares]
     few = [("few", 1.0, 0.0, 0.0, share) for share in constants.shares]

@@ -384,7 +384,7 @@ def test_streams_share_a_pass_and_only_those_that_are_surprised_are_passed_again
     shared, single = sizes_seen(together), sizes_seen(alone)
     counts = torch.tensor([30, 40, 80, 1])
     labels = [SHUFFLED, *(labels_in_runs(400, length) for length in (80, 240, 20))]
-    pixels = [0.4 * pictures(each, 8) for each in labels]
+    pixels = [2 * pictures(each, 8) for each in labels]
     states = [together.new_state()] * len(labels)
     all_of_them = torch.ones(int(counts.sum()), dtype=torch.bool)
     rows = ImageRows(torch.arange(4).repeat_interleave(counts), all_of_them, all_of_them)

@@ -330,7 +330,7 @@ def test_what_the_command_says_and_the_file_states(said: tuple[Path, str]) -> No
     expected = {f"state.spectra.0.{name}": size for name, size in some.items()}
     expected |= {"state.spectra.0.unusual": [1], "state.layers.moments": [2, 112]}
     expected |= {"state.layers.independent": [3], "state.layers.samples": [3]}
-    expected |= {"state.chain.joint": [42, 10], "state.chain.recent": [2, 10]}
+    expected |= {"state.chain.joint": [50, 10], "state.chain.recent": [2, 10]}
     expected |= {"state.chain.place": [1], "state.chain.features": [32]}
     expected |= {"state.chain.past_features": [65]}
     assert parts == {name: ["streams", *shape] for name, shape in expected.items()}

@@ -106,7 +106,7 @@ def test_what_is_expected_is_what_images_say_who_say_nothing(before: int) -> Non
 
 def test_streams_that_surely_have_runs_know_no_other_regimes() -> None:
     chain, rng = ClassChain(np.ones(CLASSES), ordered=True), np.random.default_rng(9)
-    assert chain.start().joint.shape[1] == CONSTANTS.run_doublings * (len(CONSTANTS.shares) - 1)
+    assert chain.start().joint.shape[1] == CONSTANTS.run_doublings * len(CONSTANTS.shares)
     state, reading = chain.read(chain.start(), random_predictions(rng, 1, 30, CLASSES))
     for found in (reading, chain.expected(state, 5)):
         np.testing.assert_allclose(found.ordered, 1.0)

@@ -135,10 +135,8 @@ class ClassChain:
         self.constants = constants
         self.shares = np.asarray(shares, dtype=np.float64)
         self.shares = self.shares / self.shares.sum()
-        # Not the largest one: a chain of predictions that say next to nothing has nothing to add.
-        self._errors = np.asarray(constants.shares[:-1])
-        # Also the shares of few classes.
-        self._biases = np.asarray(() if ordered else constants.shares)
+        self._errors = np.asarray(constants.shares)
+        self._biases = self._errors[: 0 if ordered else None]  # and shares of few classes
         redraw = 0.5 ** np.arange(1, constants.run_doublings + 1)
         rates, biases = len(self._errors), len(self._biases)
         runs = len(redraw) * rates
