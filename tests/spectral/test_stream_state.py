@@ -196,7 +196,7 @@ def test_leaves_are_named_by_the_fields_that_lead_to_them() -> None:
     # What there is not has no name.
     assert "spectra.1.mean" not in found
     nothing = leaves(StreamState(()))
-    assert set(nothing) == {"latest", "implausible", "outliers"} | {
+    assert set(nothing) == {"latest", "implausible", "outliers", "errors"} | {
         f"alarm.{name}" for name in ("shifted", "run", "images", "runs", "few", "alike", "skew")
     }
     assert leaves(3.0, "three") == {"three": 3.0}
@@ -266,6 +266,7 @@ def test_what_is_about_the_stream_is_not_forgotten() -> None:
     state, start = whole_state(), StreamState((random_spectrum(1, seed=5),))
     found = state.forgotten(start)
     assert found.alarm is state.alarm
+    assert found.errors is state.errors
     for each in dataclasses.fields(StreamState):
-        if each.name != "alarm":
+        if each.name not in ("alarm", "errors"):
             assert getattr(found, each.name) is getattr(start, each.name), each.name
