@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +59,8 @@ def test_sums_are_those_of_a_loop(size: int, batches: int, seed: int) -> None:
     sums, expected = torch.zeros(2, 3, dtype=torch.float64), np.zeros((2, 3))
     for _ in range(batches):
         adapted, untouched = torch.randn(2, size, 5, generator=generator)
-        sums = sums_after(sums, adapted, untouched, 1.5, memory=50.0)
-        expected *= math.exp(-size / 50)
+        sums = sums_after(sums, adapted, untouched, 1.5)
+        expected *= math.exp(-size / 200)
         for sure, other in zip(adapted.double() / 1.5, untouched, strict=True):
             odds = [math.exp(float(each)) for each in sure]
             for row, chosen in enumerate((int(sure.argmax()), int(other.argmax()))):
@@ -167,6 +168,31 @@ def test_a_service_says_the_same_and_in_shadow_both() -> None:
         if other is not None and wanted.expected_error_untouched is not None:
             expected = wanted.expected_error_untouched.share
             assert other.share == pytest.approx(expected, rel=1e-4)
+
+
+def test_only_what_an_adapted_network_has_predicted_counts() -> None:
+    """Neither samples that no shift explains, nor those of a stream that is off."""
+    network, fitted, images, _ = world()
+    good = to_tensor(images.numpy()[:20])
+    poisoned = torch.cat([good, 255 * good[:4]])
+    found = []
+    for batch in (good, poisoned):
+        options = {"filter": fitted, "forgetting": "online", "compare": True}
+        with ttapca.adapt(network, "wiener", **options) as adapted, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            adapted(batch)
+            found.append(adapted.health)
+    assert (found[0].implausible, found[1].implausible) == (0, 4)
+    for mode in ("off", "shadow"):
+        with StreamPool(network, fitted, mode=mode) as pool, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pool.predict("camera", poisoned)
+            found.append(pool.status("camera").health)
+    assert found[2].expected_error is None
+    for each in (found[1], found[3]):
+        for name in ("expected_error", "expected_error_untouched"):
+            wanted = getattr(found[0], name).share
+            assert getattr(each, name).share == pytest.approx(wanted, rel=1e-3)
 
 
 def test_a_saved_filter_keeps_its_temperature(tmp_path: Path) -> None:

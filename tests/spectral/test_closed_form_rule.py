@@ -173,10 +173,13 @@ def test_growth_is_that_of_the_large_components_without_white_noise(
         more = float(energy[band]) - 1 - noise * float(NOISE[band])
         surplus += share * max(more, 0.0)
     excess = energy.log().clamp(min=0)
-    found = growth_of_large(excess, energy.log(), NOISE, LARGE)
+    found = growth_of_large(excess, energy.log(), NOISE, LARGE, CONSTANTS)
     assert found.item() == pytest.approx(math.log1p(surplus), rel=1e-6, abs=1e-9)
 
 
 def test_bands_of_small_components_do_not_make_a_whole_grow() -> None:
     energy = torch.tensor([1.0, 0.5, 9.0, 90.0, 900.0], dtype=torch.float64)
-    assert growth_of_large(energy.log().clamp(min=0), energy.log(), NOISE, LARGE).item() == 0.0
+    assert (
+        growth_of_large(energy.log().clamp(min=0), energy.log(), NOISE, LARGE, CONSTANTS).item()
+        == 0.0
+    )

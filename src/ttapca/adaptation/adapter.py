@@ -66,6 +66,13 @@ class StreamOutcome:
             for each in self.batch.scalings.values()
         )
 
+    def plausible(self, samples: int) -> Tensor:
+        """Return which of the last samples of the stream some shift explains, (samples,)."""
+        implausible, rows = self.batch.implausible, self.batch.rows
+        if implausible is None or rows is None:
+            return torch.ones(samples, dtype=torch.bool)
+        return ~implausible[rows.stream == self.number][-samples:].cpu()
+
 
 class Adapter(nn.Module):
     """Surfaces on a model, a predictor that may move them, and when they forget.
@@ -254,8 +261,9 @@ class Adapter(nn.Module):
         if skip:
             self.predictor.skipped = skipped + 1  # a method may have counted single images
         news = not skip and self._looked(logits)
-        if not skip and stream.batch is not None:
-            self._note_errors(stream.batch, 0, logits, untouched)
+        if not skip and stream.batch is not None and self.temperature is not None:
+            seen, plain = (self._seen(stream.batch, each) for each in (logits, untouched))
+            self._note_errors(stream.batch, 0, seen, plain)
         returned: Tensor = self.predictor.outputs.as_returned(logits)
         stream.end_batch(skipped=skip)
         stepped = self.predictor.updates > updates
@@ -274,17 +282,22 @@ class Adapter(nn.Module):
         batch = self.hub.batch
         if batch is None or self.watch.alarm is None:
             return False
-        seen = logits if self.predictor.outputs.exclusive else None
-        if seen is not None and batch.rows is not None:
-            seen = seen[batch.rows.counted] if len(seen) == batch.size else None
-        return self.watch.look(batch, 0, seen)
+        return self.watch.look(batch, 0, self._seen(batch, logits))
+
+    def _seen(self, batch: StreamBatch, logits: Tensor | None) -> Tensor | None:
+        """Return the logits of samples that count, if classes exclude each other."""
+        if logits is None or not self.predictor.outputs.exclusive:
+            return None
+        if batch.rows is None:
+            return logits
+        return logits[batch.rows.counted] if len(logits) == batch.size else None
 
     def _note_errors(
-        self, batch: StreamBatch, number: int, logits: Any, untouched: Tensor | None = None
+        self, batch: StreamBatch, number: int, logits: Tensor | None, untouched: Tensor | None
     ) -> None:
-        """Let a stream note how sure its predictions are; samples of no stream are left out."""
+        """Let a stream note how sure the adapted predictions of its samples are."""
         temperature = self.temperature
-        if temperature is not None and self.predictor.outputs.exclusive and logits.dim() > 1:
+        if temperature is not None and logits is not None and logits.dim() > 1:
             before = batch.states[number].errors
             batch.errors[number] = sums_after(before, logits, untouched, temperature)
 
@@ -371,7 +384,7 @@ class Adapter(nn.Module):
                     counted &= ~batch.implausible
                 self.watch.look(own, place, logits[counted] if exclusive else None)
                 if exclusive:
-                    self._note_errors(own, place, logits[counted])
+                    self._note_errors(own, place, logits[counted & rows.filtered], None)
             finished = {own: own.finish() for own in {own for own, _ in last}}
         return logits, [StreamOutcome(finished[own][place], own, place) for own, place in last]
 

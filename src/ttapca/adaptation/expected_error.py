@@ -21,9 +21,8 @@ from torch import Tensor
 from ttapca.spectral.constants import CONSTANTS
 from ttapca.support.outputs import log_softmax
 
-# Deviation of the log odds of an estimate from those of the truth, beside chance: on four held-out
-# corruptions at three severities and three networks, all of 36 true errors of 200 images were
-# within twice as much (docs/health.md).
+# Deviation of the log odds of an estimate from those of the truth, beside chance: twice as much
+# held all of 36 true errors on four held-out corruptions and three networks (docs/health.md).
 DOUBT = 0.2
 
 
@@ -51,11 +50,7 @@ class ExpectedError:
 
 
 def sums_after(
-    sums: Tensor,
-    adapted: Tensor,
-    untouched: Tensor | None,
-    temperature: float,
-    memory: float = CONSTANTS.memory,
+    sums: Tensor, adapted: Tensor, untouched: Tensor | None, temperature: float
 ) -> Tensor:
     """Return sums over the samples of a stream, older ones fading, shape (2, 3).
 
@@ -70,7 +65,7 @@ def sums_after(
             chosen = probabilities.gather(1, logits.detach().argmax(1, keepdim=True))
             wrong = (1 - chosen.flatten(1).mean(1)).clamp(0, 1).cpu()
             added = torch.stack([torch.ones_like(wrong), wrong, wrong * (1 - wrong)]).sum(1)
-            found[row] = sums[row] * math.exp(-len(wrong) / memory) + added
+            found[row] = sums[row] * math.exp(-len(wrong) / CONSTANTS.memory) + added
     return found
 
 

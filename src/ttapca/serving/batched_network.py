@@ -182,7 +182,8 @@ class BatchedNetwork:
         state = outcome.state
         temperature = self._adapter.temperature
         if record.mode == "shadow" and temperature is not None and answered.dim() > 1:
-            sums = sums_after(state.errors, remembered, answered, temperature)
+            kept = outcome.plausible(size)
+            sums = sums_after(state.errors, remembered[kept], answered[kept], temperature)
             errors = torch.stack([state.errors[0], sums[1]])
             state = dataclasses.replace(state, errors=errors)
         since, now = record.shifted_since, time.time()

@@ -103,9 +103,8 @@ def white_noise_in(
 ) -> tuple[Tensor, Tensor]:
     """Return by how much energies exceed the source's, and what of that is white noise.
 
-    Both have shape (..., bands). White noise of variance 1 has the energies `noise`, (bands,). It
-    stands out in the last bands, where images have hardly any variance: the surplus of the last one
-    gives its level, at most all energy of any band.
+    White noise of variance 1 has the energies `noise`, (bands,). It stands out where images have
+    hardly any variance: the surplus of the last band gives its level.
     """
     surplus = -energy * torch.expm1(-excess.clamp(min=0))
     least = (energy / noise).amin(-1, keepdim=True)
@@ -137,11 +136,7 @@ def with_white_noise(
 
 
 def growth_of_large(
-    excess: Tensor,
-    log_energy: Tensor,
-    noise: Tensor,
-    large: Tensor,
-    constants: Constants = CONSTANTS,
+    excess: Tensor, log_energy: Tensor, noise: Tensor, large: Tensor, constants: Constants
 ) -> Tensor:
     """Return by how much the large components have grown together, as a logarithm, (..., 1).
 
@@ -256,8 +251,7 @@ class ClosedFormRule(Gain):
         large = self.variances.where(self.variances > self.variances.mean(), 0.0).double().cpu()
         of_band = torch.stack([large[low:high].sum() for low, high in pairwise(self.edges)])
         self._large = of_band / of_band.sum().clamp(min=TINY)  # (bands,), see `growth_of_large`
-        # The whole growth for a Wiener filter, which takes away noise; nothing of it for exponents
-        # up to 1/2, which undo any scaling.
+        # All growth for a Wiener filter; none for exponents up to 1/2, which undo any scaling.
         self._spared = max(0.0, 2 - 1 / shrink) if shrink else 0.0
         white = source.noise().to(deviations) / self.variances  # of noise of variance 1
         self._white_noise = (white @ self.averages).to("cpu", torch.float64)  # (bands,)
