@@ -80,14 +80,16 @@ class UnMixTNS(Method):
         return Assembly([UnmixedStatistics(self)])
 
 
-class EachImagesStatistics(Surface):
-    """BatchNorm by each image's own moments, or the source's if a channel is a single number."""
+class OwnStatistics(Surface):
+    """Runs every BatchNorm layer that has running statistics in a way of its own."""
+
+    required = False  # whether a model without such layers is an error
 
     def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
-        """Take over every BatchNorm layer that has running statistics."""
+        """Take over the layers."""
         super().attach(model, stream)
         layers = list(with_running_statistics(model).values())
-        if not layers:
+        if self.required and not layers:
             raise AttachError(
                 "Statistics of samples need BatchNorm layers with running statistics; the model "
                 "has none. Choose a method that does without them."
@@ -101,6 +103,18 @@ class EachImagesStatistics(Surface):
 
     def declare(self, number: int, kind: BatchNormKind) -> None:
         """Declare what a stream keeps of a layer."""
+
+    def _run_layer(
+        self, number: int, kind: BatchNormKind, forward: Forward, /, input: Tensor
+    ) -> Any:
+        """Normalise a batch."""
+        raise NotImplementedError
+
+
+class EachImagesStatistics(OwnStatistics):
+    """BatchNorm by each image's own moments, or the source's if a channel is a single number."""
+
+    required = True
 
     def _run_layer(
         self, number: int, kind: BatchNormKind, forward: Forward, /, input: Tensor

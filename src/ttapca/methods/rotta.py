@@ -10,22 +10,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
 from ttapca._checks import Count, NotNegative, Seed, Share
 from ttapca.adaptation.optimisation import Run, log_predictions
-from ttapca.adaptation.surfaces import NormAffine, Surface
-from ttapca.adaptation.surfaces.base import refuse_replaced
-from ttapca.adaptation.surfaces.trainable import AroundForward
+from ttapca.adaptation.surfaces import NormAffine
 from ttapca.errors import OptionError, ShapeError
 from ttapca.methods.method import CLASSES, Assembly, GradientMethod, register
-from ttapca.methods.views import STRONG, Forward, images_and_forward
+from ttapca.methods.per_image_norms import OwnStatistics
+from ttapca.methods.views import STRONG, images_and_forward
 from ttapca.methods.weights import TaughtSteps, surprise_of, with_values
-from ttapca.spectral.stream import Stream
-from ttapca.support import norm_layers as norms
+from ttapca.support.norm_layers import BatchNormKind, Forward, channel_moments
 from ttapca.support.outputs import Reads
-from ttapca.support.tensors import at_least_float32
 
 Who = Literal["student", "teacher"]
 
@@ -141,7 +137,7 @@ class Memory:
         return given.timeliness_weight * old + given.uncertainty_weight * sample.uncertainty
 
 
-class SlowStatistics(Surface):
+class SlowStatistics(OwnStatistics):
     """BatchNorm with running statistics for student and teacher, which passes that learn move."""
 
     def __init__(self, momentum: float) -> None:
@@ -150,37 +146,27 @@ class SlowStatistics(Surface):
         self.who: Who = "student"
         self.learns = False
 
-    def attach(self, model: nn.Module, stream: Stream | None = None) -> None:
-        """Take over every BatchNorm layer that has running statistics."""
-        super().attach(model, stream)
-        layers = list(norms.with_running_statistics(model).values())
-        refuse_replaced(layers)
-        for number, layer in enumerate(layers):
-            for who in ("student", "teacher"):
-                self.stream.declare(f"{who}'s statistics/{number}", None)
-            run = functools.partial(self._run_layer, layer, number)
-            self.patches.wrap(layer, AroundForward(self, run, replaces=True))
+    def declare(self, number: int, kind: BatchNormKind) -> None:
+        """Declare both statistics of a layer, which begin with its own."""
+        del kind
+        for who in ("student", "teacher"):
+            self.stream.declare(f"{who}'s statistics/{number}", None)
 
     def _run_layer(
-        self, layer: _BatchNorm, number: int, forward: Run, /, *args: Any, **kwargs: Any
+        self, number: int, kind: BatchNormKind, forward: Forward, /, input: Tensor
     ) -> Any:
         """Normalise a batch with slow statistics."""
         if not self.enabled:
-            return forward(*args, **kwargs)
-        (given,) = (*args, *kwargs.values())
-        x = at_least_float32(given)
-        name = f"{self.who}'s statistics/{number}"
-        known: Any = self.stream.now(name) or (layer.running_mean, layer.running_var)
+            return forward(input)
+        x, name = kind.values(input), f"{self.who}'s statistics/{number}"
+        known: Any = self.stream.now(name) or kind.source(x)
         mean, var = (moment.to(x) for moment in known)
         if self.learns:
-            mean_here, var_here = norms.channel_moments(x)
+            mean_here, var_here = channel_moments(x)
             mean = torch.lerp(mean, mean_here, self.momentum)
             var = torch.lerp(var, var_here, self.momentum)
             self.stream.write(name, (mean.detach(), var.detach()))
-        if not norms.is_plain(layer):
-            moved = norms.moved_to_source(x, (mean, var), layer).to(given.dtype)
-            return norms.by_running_statistics(layer, functools.partial(forward, moved))
-        return norms.normalised(x, (mean, var), layer.weight, layer.bias, layer.eps).to(given.dtype)
+        return kind.normalised(x, (mean, var), input, forward)
 
 
 class MemorySteps(TaughtSteps):

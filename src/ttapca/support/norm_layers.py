@@ -57,12 +57,6 @@ def is_plain(layer: _BatchNorm) -> bool:
     return type(layer).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
-def moved_to_source(x: Tensor, moments: Moments, layer: _BatchNorm) -> Tensor:
-    """Return the input that a layer normalises to the same values as x by other moments."""
-    mean, var = (each.to(x) for each in running_statistics(layer))
-    return normalised(x, moments, (var + layer.eps).sqrt(), mean, layer.eps)
-
-
 def by_running_statistics(layer: _BatchNorm, run: Callable[[], Result]) -> Result:
     """Run a layer's own `forward` with its running statistics, in training mode as well."""
     training = layer.training
