@@ -8,6 +8,7 @@ from ttapca.methods.baselines import Tent as Tent
 from ttapca.methods.cotta import CoTTA as CoTTA
 from ttapca.methods.deyo import DeYO as DeYO
 from ttapca.methods.eata import EATA as EATA
+from ttapca.methods.eata import RDumb as RDumb
 from ttapca.methods.lame import LAME as LAME
 from ttapca.methods.memo import MEMO as MEMO
 from ttapca.methods.method import METHODS as METHODS
@@ -18,7 +19,6 @@ from ttapca.methods.neo import FOAShift as FOAShift
 from ttapca.methods.pea import PEA as PEA
 from ttapca.methods.per_image_norms import IABN as IABN
 from ttapca.methods.per_image_norms import UnMixTNS as UnMixTNS
-from ttapca.methods.rdumb import RDumb as RDumb
 from ttapca.methods.roid import ROID as ROID
 from ttapca.methods.rotta import RoTTA as RoTTA
 from ttapca.methods.sar import SAR as SAR
