@@ -19,10 +19,9 @@ from pathlib import Path
 
 from ttapca.benchmark import Results, Row
 from ttapca.benchmark.comparisons import comparisons
-from ttapca.benchmark.exports import export, markdown
 from ttapca.benchmark.figures import figures
 from ttapca.benchmark.svg import file_svg
-from ttapca.benchmark.tables import error_tables, paper_tables
+from ttapca.benchmark.tables import error_tables, export, markdown, paper_tables
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("results.md", "paper-results.md")

@@ -8,8 +8,7 @@ import math
 import pytest
 
 from benchmark.synthetic_rows import cell, everything, failed, paper_grid, row
-from ttapca.benchmark.exports import export, markdown
-from ttapca.benchmark.tables import ResultTable, Value
+from ttapca.benchmark.tables import ResultTable, Value, export, markdown
 from ttapca.errors import OptionError
 
 SPECIAL = "a_b & 50 % #1 {x} ~^\\ $y | *z* <b>"

@@ -28,7 +28,6 @@ from benchmark.synthetic_rows import (
 )
 from ttapca.benchmark import frame
 from ttapca.benchmark.comparisons import comparisons
-from ttapca.benchmark.exports import export
 from ttapca.benchmark.report_page import NOT_TESTED, facts, headline
 from ttapca.benchmark.rows import CLEAN, Row
 from ttapca.benchmark.tables import (
@@ -37,6 +36,7 @@ from ttapca.benchmark.tables import (
     cost_table,
     difference_table,
     error_tables,
+    export,
     failure_table,
     paper_tables,
     setting_tables,

@@ -21,10 +21,9 @@ from benchmark.synthetic_rows import (
     write_everything,
 )
 from ttapca.benchmark import Results
-from ttapca.benchmark.exports import export
 from ttapca.benchmark.figures import figures
 from ttapca.benchmark.svg import file_svg
-from ttapca.benchmark.tables import error_tables
+from ttapca.benchmark.tables import error_tables, export
 from ttapca.cli import app as command_line
 from ttapca.cli.console import print_table, print_tables, rich_table
 

@@ -35,8 +35,8 @@ from fuzz.mutations import (
 from oracles import group_norm_net, images, small_convnet
 from ttapca import networks
 from ttapca.benchmark import Cell, ImageSource, Observation, Outcome, Results, Row, Subject, expand
-from ttapca.benchmark.exports import FORMATS, export
 from ttapca.benchmark.plan import read_plan
+from ttapca.benchmark.tables import FORMATS, export
 from ttapca.corruptions import corrupt, load_table
 from ttapca.corruptions.writing import check_manifest
 from ttapca.datasets import Images

@@ -59,7 +59,7 @@ def export(
 ) -> None:
     """Write what `ttapca bench` measured as CSV, JSON or Markdown."""
     from ttapca.benchmark import Results
-    from ttapca.benchmark.exports import export as exported
+    from ttapca.benchmark.tables import export as exported
 
     if to is not None:
         check_place(to)
