@@ -18,9 +18,9 @@ from ttapca.adaptation.surfaces import NormAffine
 from ttapca.errors import OptionError, ShapeError
 from ttapca.methods.method import CLASSES, Assembly, GradientMethod, register
 from ttapca.methods.per_image_norms import OwnStatistics
-from ttapca.methods.views import STRONG, images_and_forward
+from ttapca.methods.views import STRONG, Forward, images_and_forward
 from ttapca.methods.weights import TaughtSteps, surprise_of, with_values
-from ttapca.support.norm_layers import BatchNormKind, Forward, channel_moments
+from ttapca.support.norm_layers import BatchNormKind, channel_moments
 from ttapca.support.outputs import Reads
 
 Who = Literal["student", "teacher"]
@@ -152,9 +152,7 @@ class SlowStatistics(OwnStatistics):
         for who in ("student", "teacher"):
             self.stream.declare(f"{who}'s statistics/{number}", None)
 
-    def _run_layer(
-        self, number: int, kind: BatchNormKind, forward: Forward, /, input: Tensor
-    ) -> Any:
+    def _run_layer(self, number: int, kind: BatchNormKind, forward: Run, /, input: Tensor) -> Any:
         """Normalise a batch with slow statistics."""
         if not self.enabled:
             return forward(input)
