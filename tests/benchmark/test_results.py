@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ttapca.benchmark import Cell, Observation, Outcome, Results, Row
-from ttapca.benchmark.results_layout import LAYOUT
+from ttapca.benchmark.results import LAYOUT
 from ttapca.benchmark.rows import SETTINGS
 from ttapca.errors import DataFormatError, DataNotFoundError, StorageError
 

@@ -1,25 +1,138 @@
 """`Results`: one SQLite file that keeps every finished measurement.
 
 The rows of a unit are written in one transaction. A file of an earlier layout is read as it is, and
-brought to the present one when it is opened for writing.
+brought to the present one when it is opened for writing. Its `application_id` tells it from other
+databases, its `user_version` is the layout. Tables of the first layout never change; later ones
+added `per_image`, `labels` (not written any more), `claims`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from ttapca._checks import Record, Rule, Text, conform, shown
-from ttapca.benchmark import results_layout as layout
-from ttapca.benchmark.results_layout import CORRECT, KEY, LAYOUT, MEASURED, SPECTRA, STAGES
-from ttapca.benchmark.rows import Cell, Fingerprint, Observation, Outcome, Row, Status
+from ttapca import _checks as rules
+from ttapca._checks import conform, shown
+from ttapca.benchmark.rows import SETTINGS, Cell, Fingerprint, Observation, Outcome, Row, Status
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError, StorageError
 from ttapca.support.disk import queued
 from ttapca.support.parsing import parse_json
+
+APPLICATION_ID = 0x74746170  # "ttap"
+LAYOUT = 4
+WITH_BITS, WITH_LABELS, WITH_FINGERPRINTS = 2, 3, 4  # the first layouts that have them
+LONGEST_VALUE = 100_000_000  # bytes of a text or a picture
+BUSY_SECONDS = 30  # a reader may hold the file for a moment
+
+# By the type of a field: its column, and the rule for its values. Names of methods, corruptions and
+# data may be of another version.
+_NUMBERS = rules.ListOf(rules.Measured(), 0, 10_000_000)
+COLUMNS: dict[str, tuple[str, rules.Rule]] = {
+    "str": ("TEXT NOT NULL", rules.Text(100_000)),
+    "Setting": ("TEXT NOT NULL", rules.OneOf(SETTINGS)),
+    "Status": ("TEXT NOT NULL", rules.OneOf(get_args(Status))),
+    "int": ("INTEGER NOT NULL", rules.Whole(0)),
+    "float": ("REAL NOT NULL", rules.Number(0)),
+    "float | None": ("REAL", rules.Maybe(rules.Number())),
+    "tuple[float, ...]": ("TEXT NOT NULL", _NUMBERS),
+    "dict[str, str]": ("TEXT NOT NULL", rules.Record(others=rules.Text(10_000))),
+}
+KEY = {field.name: str(field.type) for field in dataclasses.fields(Cell)}
+CORRECT = "correct"  # the field of `Outcome` that has a table of its own
+MEASURED = {
+    field.name: str(field.type) for field in dataclasses.fields(Outcome) if field.name != CORRECT
+}
+SEQUENCES = [name for name, kind in MEASURED.items() if kind.startswith("tuple")]
+AS_JSON = [*SEQUENCES, *(name for name, kind in MEASURED.items() if kind.startswith("dict"))]
+SPECTRA = ("source_spectrum", "test_spectrum", "gains")
+STAGES = ("before", "after")
+_PERCENT = rules.Maybe(rules.Number(0, 101))  # with room for rounding
+CELL = {name: COLUMNS[kind][1] for name, kind in KEY.items()} | {"severity": rules.Whole(0, 5)}
+OUTCOME = {name: COLUMNS[kind][1] for name, kind in MEASURED.items()}
+OUTCOME |= dict.fromkeys(("error", "calibration_error"), _PERCENT)
+OPTIONS: dict[str, rules.Rule] = {"options": rules.Record(others=rules.Plain())}
+OBSERVATION: dict[str, rules.Rule] = dict.fromkeys(SPECTRA, _NUMBERS)
+PICTURE: dict[str, rules.Rule] = {"stage": rules.OneOf(STAGES), "png": rules.Blob(10_000_000)}
+REFERENCE = "REFERENCES results (id) ON DELETE CASCADE"
+_FIRST_SCHEMA = (
+    "CREATE TABLE results ( id INTEGER PRIMARY KEY, "
+    + "".join(f"{name} {COLUMNS[kind][0]}, " for name, kind in (KEY | MEASURED).items())
+    + f"UNIQUE ({', '.join(KEY)}) )",
+    f"CREATE TABLE observations ( result INTEGER PRIMARY KEY {REFERENCE}, "
+    + f"{', '.join(f'{name} TEXT NOT NULL' for name in SPECTRA)} )",
+    f"CREATE TABLE pictures ( result INTEGER NOT NULL {REFERENCE}, stage TEXT NOT NULL, "
+    "number INTEGER NOT NULL, png BLOB NOT NULL, PRIMARY KEY (result, stage, number) )",
+)
+ADDED = {  # by layout: the table that it added
+    WITH_BITS: f"CREATE TABLE per_image ( result INTEGER PRIMARY KEY {REFERENCE}, "
+    f"{CORRECT} BLOB NOT NULL )",
+    WITH_LABELS: "CREATE TABLE labels ( data TEXT NOT NULL, images INTEGER NOT NULL, "
+    "names TEXT NOT NULL, numbers BLOB NOT NULL, PRIMARY KEY (data, images) )",
+    WITH_FINGERPRINTS: "CREATE TABLE claims ( key TEXT NOT NULL, images INTEGER NOT NULL, "
+    "fingerprint TEXT NOT NULL, PRIMARY KEY (key, images) )",
+}
+SCHEMAS = {  # by layout
+    layout: (*_FIRST_SCHEMA, *(ADDED[each] for each in range(WITH_BITS, layout + 1)))
+    for layout in range(1, LAYOUT + 1)
+}
+
+
+def per_image_rule(images: int, error: float | None) -> rules.Rule:
+    """Return the rule for the bits of a measurement: one for each image, and the same error."""
+
+    def holds(bits: bytes) -> bool:
+        if error is None or len(bits) != -(-images // 8):
+            return False
+        wrong = images - int.from_bytes(bits).bit_count()
+        return abs(100 * wrong - error * images) < 1e-6 * images
+
+    words = f"a bit for each of {images:,} images, with an error of {error} %"
+    return rules.Such(rules.Blob(LONGEST_VALUE), holds, words)
+
+
+def reader(path: Path) -> sqlite3.Connection:
+    """Open a file to read it, even in a folder that cannot be written to.
+
+    There SQLite can make no log beside it; as long as no rows wait in one, it never changes.
+    """
+    opened = connection(path)
+    try:
+        # With `mode=ro` SQLite would leave its two files behind.
+        opened.execute("PRAGMA query_only = ON")
+        opened.execute("SELECT name FROM sqlite_master").fetchone()
+        return opened
+    except BaseException as error:
+        opened.close()
+        name = getattr(error, "sqlite_errorname", "")
+        if not path.is_file() or not name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
+            raise
+    log = path.with_name(f"{path.name}-wal")
+    if log.is_file() and log.stat().st_size:
+        raise StorageError(
+            f"In a folder that cannot be written to, only a complete file of results can be read; "
+            f"{path} has its last rows in {log.name}: it is being written, or the run was killed. "
+            "Read it when the run has ended, or copy both files to a folder of your own."
+        )
+    return connection(f"{path.resolve().as_uri()}?immutable=1", uri=True)
+
+
+def connection(path: Path | str, *, uri: bool = False) -> sqlite3.Connection:
+    """Open a file without trusting its schema or the sizes that it states."""
+    opened = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, uri=uri)
+    opened.row_factory = sqlite3.Row
+    try:
+        opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+        for setting in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
+            opened.execute(f"PRAGMA {setting}")
+    except BaseException:
+        opened.close()
+        raise
+    return opened
 
 
 class Results(AbstractContextManager["Results"]):
@@ -46,7 +159,7 @@ class Results(AbstractContextManager["Results"]):
                 f"There is no file of results at {self.path}. `ttapca bench` writes one."
             )
         with self._errors_explained():
-            opened = layout.reader if readonly else layout.connection
+            opened = reader if readonly else connection
             self._connection = opened(self.path)
         try:
             with self._errors_explained():
@@ -67,7 +180,7 @@ class Results(AbstractContextManager["Results"]):
     def rows(self) -> list[Row]:
         """Return all measurements, in the order in which they were made."""
         # Asked each time: a run may have brought the file to the present layout meanwhile.
-        bits = self._pragma("user_version") >= layout.WITH_BITS
+        bits = self._pragma("user_version") >= WITH_BITS
         names = ", ".join((*KEY, *MEASURED, CORRECT if bits else f"NULL AS {CORRECT}"))
         joined = "LEFT JOIN per_image ON result = id" if bits else ""
         found = self._read(f"SELECT {names} FROM results {joined} ORDER BY id")  # noqa: S608
@@ -79,14 +192,14 @@ class Results(AbstractContextManager["Results"]):
         for result, stage, png in self._read(
             "SELECT result, stage, png FROM pictures ORDER BY result, stage, number"
         ):
-            self._check({"stage": stage, "png": png}, layout.PICTURE)
+            self._check({"stage": stage, "png": png}, PICTURE)
             pictures.setdefault((result, stage), []).append(png)
         found = []
         for stored in self._read(
             "SELECT * FROM results JOIN observations ON result = id ORDER BY id"
         ):
             spectra = {name: self._parsed(name, stored[name]) for name in SPECTRA}
-            self._check(spectra, layout.OBSERVATION)
+            self._check(spectra, OBSERVATION)
             facts = {name: tuple(numbers) for name, numbers in spectra.items()}
             facts |= {stage: tuple(pictures.get((stored["id"], stage), ())) for stage in STAGES}
             found.append(Observation(self._cell(stored), **facts))
@@ -129,36 +242,35 @@ class Results(AbstractContextManager["Results"]):
 
     def _cell(self, stored: sqlite3.Row) -> Cell:
         values = {name: stored[name] for name in KEY}
-        self._check(values, layout.CELL)
-        self._check({"options": self._parsed("options", values["options"])}, layout.OPTIONS)
+        self._check(values, CELL)
+        self._check({"options": self._parsed("options", values["options"])}, OPTIONS)
         return Cell(**values)
 
     def _row(self, stored: sqlite3.Row) -> Row:
         cell, bits = self._cell(stored), stored[CORRECT]
         values = {name: stored[name] for name in MEASURED}
-        values |= {name: self._parsed(name, values[name]) for name in layout.AS_JSON}
-        self._check(values, layout.OUTCOME)
+        values |= {name: self._parsed(name, values[name]) for name in AS_JSON}
+        self._check(values, OUTCOME)
         if bits is not None:
-            rule = layout.per_image_rule(cell.images, values["error"])
+            rule = per_image_rule(cell.images, values["error"])
             self._check({CORRECT: bits}, {CORRECT: rule})
-        values |= {name: tuple(values[name]) for name in layout.SEQUENCES}
+        values |= {name: tuple(values[name]) for name in SEQUENCES}
         return Row(cell, Outcome(**values, correct=bits or b""))
 
     def _parsed(self, name: str, text: object) -> Any:
-        self._check({name: text}, {name: Text(layout.LONGEST_VALUE)})
+        self._check({name: text}, {name: rules.Text(LONGEST_VALUE)})
         where = f"`{name}` in {self.path}"
         # A method that diverged has measured NaN, which is a finding.
-        return parse_json(
-            str(text), where, DataFormatError, largest=layout.LONGEST_VALUE, finite=False
-        )
+        return parse_json(str(text), where, DataFormatError, largest=LONGEST_VALUE, finite=False)
 
-    def _check(self, values: dict[str, Any], rules: dict[str, Rule]) -> None:
-        conform(values, Record(rules), f"{self.path} is damaged or was changed", DataFormatError)
+    def _check(self, values: dict[str, Any], expected: dict[str, rules.Rule]) -> None:
+        where = f"{self.path} is damaged or was changed"
+        conform(values, rules.Record(expected), where, DataFormatError)
 
     def _put(self, row: Row) -> int:
         values = vars(row.cell) | vars(row.outcome)
         bits = values.pop(CORRECT)
-        values |= {name: json.dumps(values[name]) for name in layout.AS_JSON}
+        values |= {name: json.dumps(values[name]) for name in AS_JSON}
         marks = ", ".join(f":{name}" for name in values)
         kept = ", ".join(f"{name} = excluded.{name}" for name in MEASURED)
         found = self._connection.execute(
@@ -186,7 +298,7 @@ class Results(AbstractContextManager["Results"]):
         """Make sure that the file is ours before anything is written to it."""
         application, version = (self._pragma(name) for name in ("application_id", "user_version"))
         found = self._read("SELECT type, name, sql FROM sqlite_master")
-        if application != layout.APPLICATION_ID and (found or application or readonly):
+        if application != APPLICATION_ID and (found or application or readonly):
             raise DataFormatError(
                 f"A file of results is one that `ttapca bench` wrote; {self.path} is another "
                 "database. Name another file."
@@ -211,11 +323,11 @@ class Results(AbstractContextManager["Results"]):
 
     def _check_schema(self, version: int, found: Iterable[sqlite3.Row]) -> None:
         """Refuse a schema that is not ours: a view or a trigger is a program."""
-        if version not in layout.SCHEMAS:
+        if version not in SCHEMAS:
             raise self._damaged(f"it has layout {version}")
         for kind, name, sql in found:
             automatic = kind == "index" and sql is None  # SQLite makes these for unique columns
-            if not automatic and " ".join(str(sql).split()) not in layout.SCHEMAS[version]:
+            if not automatic and " ".join(str(sql).split()) not in SCHEMAS[version]:
                 raise DataFormatError(
                     f"A file of results has only the tables that ttapca made; {self.path} has the "
                     f"{shown(kind)} {shown(name)} as well, or in another form. Name another file."
@@ -226,16 +338,16 @@ class Results(AbstractContextManager["Results"]):
             # Another process may have made it since we looked.
             if self._read("SELECT name FROM sqlite_master"):
                 return
-            for statement in layout.SCHEMAS[LAYOUT]:
+            for statement in SCHEMAS[LAYOUT]:
                 self._connection.execute(statement)
-            self._pragma(f"application_id = {layout.APPLICATION_ID}")
+            self._pragma(f"application_id = {APPLICATION_ID}")
             self._pragma(f"user_version = {LAYOUT}")
 
     def _upgrade(self) -> None:
         """Bring a file of an earlier layout to the present one; its rows stay as they are."""
         with self._transaction():  # another process may have done it meanwhile
             for version in range(self._pragma("user_version") + 1, LAYOUT + 1):
-                self._connection.execute(layout.ADDED[version])
+                self._connection.execute(ADDED[version])
                 self._pragma(f"user_version = {version}")
 
     def _pragma(self, words: str) -> Any:
