@@ -9,8 +9,10 @@ import dataclasses
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 import typer
@@ -165,50 +167,15 @@ def plain_table(*headings: str) -> Table:
     return table
 
 
-# The option that stands for an argument of the library.
-OPTIONS = {
-    "filter": "--filter DIR", "size": "--size N", "shorter_side": "--shorter-side N",
-    "root": "--in DIR", "corruption": "--corruption NAME", "severity": "--severity N",
-    "overwrite": "--force", "n_components": "--components", "images": "--images N",
-    "streams": "--streams N", "trials": "--trials N", "layer": "--layer NAME",
-    "route": "--route NAME", "weights": "--weights FILE", "architecture": "--architecture",
-    "normalisation": "--normalise", "eps": "--eps", "any_size": "--any-size",
-    "input_shape": "--input CxHxW",
-}  # fmt: skip
-
-# Phrases that need other words here.
-PHRASES = (
-    (r"`ttapca\.fit\([^`]*\)`, or .* and pass it as `filter=`",
-     "`ttapca fit` and name it: --filter DIR"),
-    (r"Pass the module as `head=`, and as `split=` the layer whose output it takes\.",
-     "`ttapca bench` takes it from weights that `ttapca train --rotation-head LAYER` wrote."),
-    (r"`fitted\.save\(path\)`", "`ttapca fit`"),
-    (r"call `network\.take_any_size\(\)`", "say --any-size"),
-    (r"An engine reads data in parts.*give the data as parts\.",
-     "--jobs and --engine read shards, such as --data 'train/*.tar'; these data are no shards."),
-    (r"Read the data in one process", "Leave out --jobs and --engine"),
-    (r"`ttapca\.(fit|adapt|load)`", r"`ttapca \1`"),
-    (r", or None for all", ""),
-    (r"Say what the model takes of a batch: prepare=.*by name\.",
-     "Name data that it takes; pictures are resized with --size N."),
-    (r"read smaller batches, or take `route='dct'` for large images", "or a smaller --batch-size"),
-    (r"`route=[\"'](\w+)[\"']`", r"--route \1"),
-    (r"leave `route` at auto", "leave --route at auto"),
-    (r"fewer components, read smaller batches, or",
-     "fewer --components, a smaller --batch-size, or"),
-    (r"Ask for fewer with `images`", "Ask for fewer with --images N"),
-    (r"State it: normalisation ([\w, .-]+), or a mean and a std\.",
-     r"State it: --normalise NAME (\1), or --mean and --std."),
-)  # fmt: skip
-
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
 QUOTE = '"'
 ARGUMENT = re.compile(r"`(\w+)=([^`]*)`|\b(n_components|size)=(\d+)")
 
 
 def on_the_command_line(text: str) -> str:
     """Return a message of the library with options of the command line instead of arguments."""
-    for phrase, words in PHRASES:
-        text = re.sub(phrase, words, text)
+    for phrase in WORDS["phrases"]:
+        text = re.sub(phrase["found"], phrase["said"], text)
     return ARGUMENT.sub(_option, text)
 
 
@@ -216,6 +183,6 @@ def _option(found: re.Match[str]) -> str:
     name, value = found[1] or found[3], found[2] or found[4]
     if name == "outputs":  # the value makes the meaning clear
         return f"--outputs {(value or '').strip(QUOTE) or 'KIND'}"
-    if name in OPTIONS:
-        return f"{OPTIONS[name]} {value}" if found[4] else OPTIONS[name]
+    if option := WORDS["options"].get(name):
+        return f"{option} {value}" if found[4] else str(option)
     return f"--option {name}={value or 'VALUE'}"
