@@ -71,7 +71,7 @@ def figures(rows: Measurements, observations: Sequence[Observation] = ()) -> lis
     found = comparisons(every)
     styles = svg.styles_of([*every.method, *(each.cell.method for each in observations)])
     streams = [each for each in found if each.conditions.setting not in EPISODIC] or found
-    with mpl.rc_context(svg.STYLE):
+    with mpl.rc_context(fname=svg.STYLE):
         drawn = [
             *(_sweep(each, option, styles) for option in ("components", "steps") for each in found),
             *_batch_sizes(found, styles),

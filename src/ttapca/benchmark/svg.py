@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttapca.errors import OptionError
@@ -25,20 +26,13 @@ if TYPE_CHECKING:
 FORMATS = (".svg", ".png", ".pdf")
 POINTS_PER_INCH = 160
 WIDTH, HEIGHT, LEGEND_LINE = 4.6, 2.75, 0.19  # inches
-INK = "#1c1d21"
+INK = "#1c1d21"  # as in the style
 PALETTE = ("#0072b2", "#d55e00", "#008a64", "#b8578a", "#9a6d00", "#3d9ad1", "#70747c")
 MARKERS = "osD^vP*X<>dph"
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 # The methods that are compared most often have a colour each, in the order of the palette.
 COLOURED = ("wiener", "tent", "bn", "ttapca-exp", "ttapca-relu", "ttapca-closed", "source")
-STYLE: Any = {
-    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "grid.color", "text.color"), INK),
-    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("axes.spines.right", "axes.spines.top", "legend.frameon"), False),
-    "axes.axisbelow": True, "axes.grid": True, "grid.alpha": 0.18, "lines.markersize": 5,
-    "axes.linewidth": 0.7, "grid.linewidth": 0.6, "lines.linewidth": 1.5,
-    "font.size": 9.5, "legend.fontsize": 9.0, "svg.fonttype": "none", "text.parse_math": False,
-}  # fmt: skip
+STYLE = Path(__file__).with_name("report.mplstyle")
 
 
 def look(number: int) -> dict[str, Any]:
@@ -64,7 +58,7 @@ def page_svg(figure: ReportFigure) -> str:
     import matplotlib as mpl
 
     stream = io.StringIO()
-    with mpl.rc_context({**STYLE, "svg.hashsalt": figure.name}):
+    with mpl.rc_context({"svg.hashsalt": figure.name}, STYLE):
         figure.drawing.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
     svg = stream.getvalue()
     box = re.findall(r'viewBox="[^"]*"', svg)[0]
@@ -115,7 +109,7 @@ def figure_file(figure: ReportFigure, suffix: str) -> bytes:
         return file_svg(figure).encode()
     content = io.BytesIO()
     dates = {"CreationDate": None} if suffix == ".pdf" else {}
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(fname=STYLE):
         figure.drawing.savefig(
             content, format=suffix[1:], dpi=POINTS_PER_INCH, metadata=dates, facecolor="white"
         )

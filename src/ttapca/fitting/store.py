@@ -182,25 +182,8 @@ def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def _card(fitted: FittedFilter) -> str:
     side = "input" if fitted.basis.of_input else "output"
     kept = 100 * float(fitted.explained_variance_ratio_.sum())
-    return f"""\
-# Spectral filter for `{fitted.layer}`
-
-{fitted.basis.kind} of the {side} of layer `{fitted.layer}` on source data, for test-time
-adaptation with the Python package `ttapca`. It belongs to the network that it was fitted on.
-
-- {fitted.n_components_:,} components of {fitted.space_in_words()} keep {kept:.2f} % of the variance
-- {fitted.n_samples_:,} samples; {fitted.accuracy_}
-
-```python
-import ttapca
-
-fitted = ttapca.load("path/to/this/folder")
-adapted = ttapca.adapt(model, "wiener", filter=fitted)
-logits = adapted(batch)
-```
-
-`config.json` describes the filter, `filter.safetensors` holds its tensors; both carry checksums.
-"""
+    facts = {"fitted": fitted, "side": side, "kept": kept, "space": fitted.space_in_words()}
+    return Path(__file__).with_name("card.md").read_text("utf-8").format(**facts)
 
 
 def write_folder(
