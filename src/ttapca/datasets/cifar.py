@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,21 +35,9 @@ CHANNELS = 3
 MAX_PICKLE_BYTES = 200_000_000  # the largest official file has 155 MB
 PIXEL_BYTES = SIDE * SIDE * CHANNELS
 
-CIFAR10_CLASSES = tuple(
-    "airplane automobile bird cat deer dog frog horse ship truck".split()  # noqa: SIM905
-)
-CIFAR100_CLASSES = tuple(
-    """
-    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
-    camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile
-    cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp
-    lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom
-    oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
-    possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
-    spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
-    train trout tulip turtle wardrobe whale willow_tree wolf woman worm
-    """.split()  # noqa: SIM905 - a hundred quoted lines would hide the list
-)
+_FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_CLASSES = {name: tuple(each) for name, each in _FACTS.pop("classes").items()}
+CIFAR10_CLASSES, CIFAR100_CLASSES = _CLASSES["cifar10"], _CLASSES["cifar100"]
 
 LABELS_FILE = "labels.npy"
 CLASSES_OF_FOLDER = {"CIFAR-10-C": CIFAR10_CLASSES, "CIFAR-100-C": CIFAR100_CLASSES}
@@ -80,35 +69,15 @@ class CifarVersion:
         return any((folder / name).is_file() for files in self.files.values() for name in files)
 
 
-_PARTS = tuple(f"data_batch_{number}" for number in range(1, 6))
-CIFAR10_BINARY = CifarVersion(
-    "cifar-10-batches-bin",
-    {"train": tuple(f"{name}.bin" for name in _PARTS), "test": ("test_batch.bin",)},
-    CIFAR10_CLASSES,
-    "batches.meta.txt",
-    label_bytes=1,
-)
-CIFAR100_BINARY = CifarVersion(
-    "cifar-100-binary",
-    {"train": ("train.bin",), "test": ("test.bin",)},
-    CIFAR100_CLASSES,
-    "fine_label_names.txt",
-    label_bytes=2,  # the coarse label, then the fine one
-)
-CIFAR10_PYTHON = CifarVersion(
-    "cifar-10-batches-py",
-    {"train": _PARTS, "test": ("test_batch",)},
-    CIFAR10_CLASSES,
-    labels_key="labels",
-)
-CIFAR100_PYTHON = CifarVersion(
-    "cifar-100-python",
-    {"train": ("train",), "test": ("test",)},
-    CIFAR100_CLASSES,
-    labels_key="fine_labels",
-)
-BINARY_VERSIONS = (CIFAR10_BINARY, CIFAR100_BINARY)
-PYTHON_VERSIONS = (CIFAR10_PYTHON, CIFAR100_PYTHON)
+def _version(folder: str, files: Mapping[Split, Sequence[str]], **facts: Any) -> CifarVersion:
+    by_split = {split: tuple(names) for split, names in files.items()}
+    return CifarVersion(folder, by_split, _CLASSES[facts.pop("classes")], **facts)
+
+
+VERSIONS = tuple(_version(folder, **facts) for folder, facts in _FACTS.items())
+CIFAR10_BINARY, CIFAR100_BINARY, *_ = VERSIONS
+BINARY_VERSIONS = tuple(each for each in VERSIONS if each.label_bytes)
+PYTHON_VERSIONS = tuple(each for each in VERSIONS if each.labels_key)
 
 
 def find_split(

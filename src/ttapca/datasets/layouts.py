@@ -143,7 +143,7 @@ def _named_folder(data_set: DataSet, root: Path | str | None) -> Path:
 
 
 def _load_folder(folder: Path, split: Split, size: PictureSize) -> Images:
-    versions = (*cifar.BINARY_VERSIONS, *cifar.PYTHON_VERSIONS)
+    versions = cifar.VERSIONS
     if any(version.is_in(folder) for version in versions):
         _check_no_size(folder, size)
         binary = any(version.is_in(folder) for version in cifar.BINARY_VERSIONS)

@@ -118,7 +118,7 @@ class DataSet:
 
 def _known() -> Iterator[DataSet]:
     """Yield the data sets of `sources.toml`."""
-    versions = {each.folder: each for each in (*cifar.BINARY_VERSIONS, *cifar.PYTHON_VERSIONS)}
+    versions = {each.folder: each for each in cifar.VERSIONS}
     text = Path(__file__).with_suffix(".toml").read_text("utf-8")
     for name, facts in tomllib.loads(text).items():
         folders, npm = facts["layouts"], facts.get("npm")
