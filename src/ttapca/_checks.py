@@ -109,15 +109,6 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Any number, also NaN and infinity, which a method that diverged leaves."""
-
-    def _check(self, value: object, at: str) -> None:
-        if not _is_number(value):
-            raise Broken(at, "a number", shown(value))
-
-
-@dataclass(frozen=True)
 class Text:
     """Text that UTF-8 can encode, with a limited number of characters."""
 
@@ -133,26 +124,6 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Flag:
-    """True or false."""
-
-    def _check(self, value: object, at: str) -> None:
-        if not isinstance(value, bool):
-            raise Broken(at, "true or false", shown(value))
-
-
-@dataclass(frozen=True)
-class Blob:
-    """A limited number of bytes."""
-
-    longest: int
-
-    def _check(self, value: object, at: str) -> None:
-        if not isinstance(value, bytes) or len(value) > self.longest:
-            raise Broken(at, f"at most {self.longest:,} bytes", shown(value))
-
-
-@dataclass(frozen=True)
 class OneOf:
     """One of some words; near ones are offered."""
 
@@ -162,17 +133,6 @@ class OneOf:
         if not isinstance(value, str) or value not in self.choices:
             hint = did_you_mean(value, self.choices)
             raise Broken(at, f"one of {', '.join(self.choices)}", shown(value), hint)
-
-
-@dataclass(frozen=True)
-class InstanceOf:
-    """An object of a class."""
-
-    kind: type
-
-    def _check(self, value: object, at: str) -> None:
-        if not isinstance(value, self.kind):
-            raise Broken(at, f"a {self.kind.__name__}", shown(value))
 
 
 @dataclass(frozen=True)
@@ -206,16 +166,33 @@ class Either:
 
 @dataclass(frozen=True)
 class Such:
-    """A value that follows another rule, and for which `holds` is true; `words` say so."""
+    """A value that follows another rule, if any, and for which `holds` is true; `words` say so."""
 
-    rule: Rule
+    rule: Rule | None
     holds: Callable[[Any], bool]
     words: str
 
     def _check(self, value: object, at: str) -> None:
-        self.rule._check(value, at)
+        if self.rule is not None:
+            self.rule._check(value, at)
         if not self.holds(value):
             raise Broken(at, self.words, shown(value))
+
+
+FLAG = Such(None, lambda value: isinstance(value, bool), "true or false")
+# Also NaN and infinity, which a method that diverged leaves.
+MEASURED = Such(None, _is_number, "a number")
+
+
+def blob(longest: int) -> Rule:
+    """Return the rule for a limited number of bytes."""
+    words = f"at most {longest:,} bytes"
+    return Such(None, lambda value: isinstance(value, bytes) and len(value) <= longest, words)
+
+
+def instance_of(kind: type) -> Rule:
+    """Return the rule for an object of a class."""
+    return Such(None, lambda value: isinstance(value, kind), f"a {kind.__name__}")
 
 
 @dataclass(frozen=True)
@@ -306,7 +283,7 @@ Share = Annotated[float, Number(0, 1)]
 BelowOne = Annotated[float, Number(0, below=1)]
 Count = Annotated[int, Whole(1)]
 Seed = Annotated[int, Whole(0)]
-_PLAIN: dict[Any, Rule] = {bool: Flag(), int: Whole(), float: Number(), str: Text()}
+_PLAIN: dict[Any, Rule] = {bool: FLAG, int: Whole(), float: Number(), str: Text()}
 
 
 def _rule(hint: Any) -> Rule:
@@ -322,4 +299,4 @@ def _rule(hint: Any) -> Rule:
         return Maybe(one) if NoneType in get_args(hint) else one
     if hint == Sequence[str]:
         return ListOf(Text())
-    return _PLAIN.get(hint) or InstanceOf(origin or hint)
+    return _PLAIN.get(hint) or instance_of(origin or hint)

@@ -31,7 +31,7 @@ MOST_MEASUREMENTS = 100_000  # a day and a night, at a second each
 # Names of conditions beside the corruptions of images.
 OTHERS = {"sensors": DEGRADATIONS} | {each: (each,) for each in (CLEAN, *DEGRADATIONS)}
 # Options that a plan has for a method beside its own.
-BESIDE: dict[str, rules.Rule] = {"filter": rules.Flag(), "guard": OneOf(get_args(GuardAction))}
+BESIDE: dict[str, rules.Rule] = {"filter": rules.FLAG, "guard": OneOf(get_args(GuardAction))}
 
 Names = Annotated[tuple[str, ...], ListOf(Text(), 1)]
 Severities = Annotated[tuple[int, ...], ListOf(Whole(SEVERITIES[0], SEVERITIES[-1]), 1)]

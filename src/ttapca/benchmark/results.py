@@ -31,7 +31,7 @@ BUSY_SECONDS = 30  # a reader may hold the file for a moment
 
 # By the type of a field: its column, and the rule for its values. Names of methods, corruptions and
 # data may be of another version.
-_NUMBERS = rules.ListOf(rules.Measured(), 0, 10_000_000)
+_NUMBERS = rules.ListOf(rules.MEASURED, 0, 10_000_000)
 COLUMNS: dict[str, tuple[str, rules.Rule]] = {
     "str": ("TEXT NOT NULL", rules.Text(100_000)),
     "Setting": ("TEXT NOT NULL", rules.OneOf(SETTINGS)),
@@ -57,7 +57,7 @@ OUTCOME = {name: COLUMNS[kind][1] for name, kind in MEASURED.items()}
 OUTCOME |= dict.fromkeys(("error", "calibration_error"), _PERCENT)
 OPTIONS: dict[str, rules.Rule] = {"options": rules.Record(others=rules.Plain())}
 OBSERVATION: dict[str, rules.Rule] = dict.fromkeys(SPECTRA, _NUMBERS)
-PICTURE: dict[str, rules.Rule] = {"stage": rules.OneOf(STAGES), "png": rules.Blob(10_000_000)}
+PICTURE: dict[str, rules.Rule] = {"stage": rules.OneOf(STAGES), "png": rules.blob(10_000_000)}
 REFERENCE = "REFERENCES results (id) ON DELETE CASCADE"
 _FIRST_SCHEMA = (
     "CREATE TABLE results ( id INTEGER PRIMARY KEY, "
@@ -92,7 +92,7 @@ def per_image_rule(images: int, error: float | None) -> rules.Rule:
         return abs(100 * wrong - error * images) < 1e-6 * images
 
     words = f"a bit for each of {images:,} images, with an error of {error} %"
-    return rules.Such(rules.Blob(LONGEST_VALUE), holds, words)
+    return rules.Such(rules.blob(LONGEST_VALUE), holds, words)
 
 
 def reader(path: Path) -> sqlite3.Connection:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from ttapca._checks import Flag, check_option
+from ttapca._checks import FLAG, check_option
 from ttapca.adaptation.adapter import Adapter, Forgetting
 from ttapca.adaptation.guards import CollapseGuard, GuardAction
 from ttapca.adaptation.health import Health
@@ -106,8 +106,8 @@ def adapt(
         registration(method).check_names(list(options), beside=BESIDE)
         chosen = registration(method).make(**options)
     made = (chosen if outputs is None else chosen.for_outputs(outputs)).assemble()
-    check_option("strict", strict, Flag())
-    check_option("compare", compare, Flag())
+    check_option("strict", strict, FLAG)
+    check_option("compare", compare, FLAG)
     gains = [each for each in made.surfaces if isinstance(each, SpectralGains)]
     if strict and not gains:
         raise OptionError("`strict` would have no effect: there is no filter. Leave it out.")

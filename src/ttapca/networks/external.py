@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttapca._checks import Either, Flag, ListOf, Maybe, Number, Plain, Record, Text, Whole, conform
+from ttapca._checks import FLAG, Either, ListOf, Maybe, Number, Plain, Record, Text, Whole, conform
 from ttapca.datasets.pictures import PictureSize
 from ttapca.errors import CheckpointError, FactoryError, OptionError, TtapcaError, did_you_mean
 from ttapca.networks.network import (
@@ -42,7 +42,7 @@ PROCESSOR = Record(
     optional={
         **dict.fromkeys(("image_mean", "image_std"), _NUMBERS),
         **dict.fromkeys(("size", "crop_size"), _SIZE),
-        **dict.fromkeys(_FLAGS, Maybe(Flag())),
+        **dict.fromkeys(_FLAGS, Maybe(FLAG)),
         "rescale_factor": Maybe(Number(above=0)),
         "image_processor_type": Maybe(Text(1000)),
         "crop_pct": Maybe(Number(above=0, high=1)),
