@@ -18,10 +18,11 @@ from ttapca.networks import ARCHITECTURES, build
 from ttapca.networks.architectures import LayeredNetwork, shapes_of
 from ttapca.networks.network import Recipe
 from ttapca.networks.resnets import (
+    SMALL_WIDTHS,
+    BasicBlock,
     Bottleneck,
     group_norm_resnet,
     resnet,
-    small_image_resnet,
     stages,
     wide_resnet,
 )
@@ -129,15 +130,18 @@ def bottlenecks_by_hand(hand: ByHand, x: Tensor, *, early: bool) -> Tensor:
 
 
 SMALL = (3, 16, 16)
+THREE_STAGES = partial(resnet, blocks=(1, 1, 1), widths=SMALL_WIDTHS)
 FORWARD: dict[str, tuple[Recipe, Callable[[ByHand, Tensor], Tensor]]] = {
     "wide": (partial(wide_resnet, depth=10, width=1), wide_by_hand),
     "its first shortcut convolves": (partial(wide_resnet, depth=10, width=2), wide_by_hand),
-    "convolution": (partial(resnet, depth=8), partial(residual_by_hand, zeros=False)),
+    "convolution": (THREE_STAGES, partial(residual_by_hand, zeros=False)),
     "zeros": (
-        partial(resnet, depth=8, zero_shortcut=True), partial(residual_by_hand, zeros=True)
+        partial(THREE_STAGES, block=partial(BasicBlock, zero_shortcut=True)),
+        partial(residual_by_hand, zeros=True),
     ),
     "four stages": (
-        partial(small_image_resnet, depth=18, width=8), partial(residual_by_hand, zeros=False)
+        partial(resnet, blocks=(2, 2, 2, 2), widths=(8, 8, 16, 32, 64)),
+        partial(residual_by_hand, zeros=False),
     ),
     "group norm": (partial(group_norm_resnet, depth=26), group_norm_by_hand),
     "bottlenecks": (partial(bottlenecks, early=False), partial(bottlenecks_by_hand, early=False)),

@@ -20,6 +20,7 @@ GROUPS = 8
 SMALL_WIDTHS = (16, 16, 32, 64)  # channels of the stem and the three stages
 WIDTHS = (64, 64, 128, 256, 512)  # of the stem and the four stages
 EXPANSION = 4  # a bottleneck returns this many times as many channels
+BOTTLENECK_WIDTHS = (WIDTHS[0], *(EXPANSION * each for each in WIDTHS[1:]))
 EARLY_STRIDE = "-early-stride"
 BLOCKS = {  # in each of the four stages
     18: (2, 2, 2, 2),
@@ -160,14 +161,26 @@ def stages(
 
 
 def resnet(
-    channels: int, classes: int, *, depth: int, zero_shortcut: bool = False
+    channels: int,
+    classes: int,
+    *,
+    blocks: Sequence[int],
+    widths: Sequence[int],
+    block: Block = BasicBlock,
+    for_photographs: bool = False,
 ) -> dict[str, nn.Module]:
-    """Make the layers of a ResNet of three stages, of depth 6 n + 2."""
-    block = partial(BasicBlock, zero_shortcut=zero_shortcut)
+    """Make the layers of a ResNet; one for photographs halves them twice before its stages."""
+    first, pool = conv3x3(channels, widths[0]), dict[str, nn.Module]()
+    if for_photographs:
+        first = nn.Conv2d(channels, widths[0], 7, stride=2, padding=3, bias=False)
+        pool = {"maxpool": nn.MaxPool2d(3, stride=2, padding=1)}
     return {
-        **_stem(conv3x3(channels, SMALL_WIDTHS[0])),
-        **stages("layer", block, _blocks(depth, 2), SMALL_WIDTHS),
-        "fc": nn.Linear(SMALL_WIDTHS[-1], classes),
+        "conv1": first,
+        "bn1": nn.BatchNorm2d(widths[0]),
+        "relu": nn.ReLU(),
+        **pool,
+        **stages("layer", block, blocks, widths),
+        "fc": nn.Linear(widths[-1], classes),
     }
 
 
@@ -196,38 +209,6 @@ def wide_resnet(channels: int, classes: int, *, depth: int, width: int) -> dict[
     }
 
 
-def imagenet_resnet(
-    channels: int, classes: int, *, depth: int, early_stride: bool = False
-) -> dict[str, nn.Module]:
-    """Make the layers of a ResNet of four stages for photographs; see `Bottleneck`."""
-    shallow = depth in SHALLOW
-    block: Block = BasicBlock if shallow else partial(Bottleneck, early_stride=early_stride)
-    stem, *widths = WIDTHS if shallow else (WIDTHS[0], *(EXPANSION * each for each in WIDTHS[1:]))
-    return {
-        **_stem(nn.Conv2d(channels, stem, 7, stride=2, padding=3, bias=False)),
-        "maxpool": nn.MaxPool2d(3, stride=2, padding=1),
-        **stages("layer", block, BLOCKS[depth], (stem, *widths)),
-        "fc": nn.Linear(widths[-1], classes),
-    }
-
-
-def small_image_resnet(
-    channels: int, classes: int, *, depth: int, width: int = WIDTHS[0]
-) -> dict[str, nn.Module]:
-    """Make the layers of a ResNet of four stages for small images, with `width` channels first."""
-    widths = tuple(width * each // WIDTHS[0] for each in WIDTHS)
-    return {
-        **_stem(conv3x3(channels, width)),
-        **stages("layer", BasicBlock, BLOCKS[depth], widths),
-        "fc": nn.Linear(widths[-1], classes),
-    }
-
-
-def _stem(convolution: nn.Conv2d) -> dict[str, nn.Module]:
-    norm = nn.BatchNorm2d(convolution.out_channels)
-    return {"conv1": convolution, "bn1": norm, "relu": nn.ReLU()}
-
-
 def _blocks(depth: int, others: int) -> tuple[int, int, int]:
     """Return the blocks of each of the three stages; `others` layers lie outside of them."""
     blocks = (depth - others) // 6  # two layers in a block of each stage
@@ -239,27 +220,34 @@ _WIDE = (
     *((34, 10), (40, 1), (40, 2), (40, 4), (70, 16)),
 )
 _DEPTHS = (20, 32, 44, 56, 110)
+_ZEROS = partial(BasicBlock, zero_shortcut=True)
+
+
+def _small(depth: int, block: Block = BasicBlock) -> Recipe:
+    return partial(resnet, blocks=_blocks(depth, 2), widths=SMALL_WIDTHS, block=block)
+
+
+def _large(depth: int, early_stride: bool = False) -> Recipe:
+    block: Block = partial(Bottleneck, early_stride=early_stride)
+    block, widths = (BasicBlock, WIDTHS) if depth in SHALLOW else (block, BOTTLENECK_WIDTHS)
+    blocks = BLOCKS[depth]
+    return partial(resnet, blocks=blocks, widths=widths, block=block, for_photographs=True)
+
+
 SMALL_RESNETS: dict[str, Recipe] = {
     **{
         f"wrn-{depth}-{width}": partial(wide_resnet, depth=depth, width=width)
         for depth, width in _WIDE
     },
-    **{f"resnet{depth}": partial(resnet, depth=depth) for depth in _DEPTHS},
-    **{
-        f"resnet{depth}-zeros": partial(resnet, depth=depth, zero_shortcut=True)
-        for depth in _DEPTHS
-    },
+    **{f"resnet{depth}": _small(depth) for depth in _DEPTHS},
+    **{f"resnet{depth}-zeros": _small(depth, _ZEROS) for depth in _DEPTHS},
     "resnet26-gn": partial(group_norm_resnet, depth=26),
-    "resnet18-cifar": partial(small_image_resnet, depth=18),
-    "resnet34-cifar": partial(small_image_resnet, depth=34),
-    "resnet18-cifar-32": partial(small_image_resnet, depth=18, width=32),
+    "resnet18-cifar": partial(resnet, blocks=BLOCKS[18], widths=WIDTHS),
+    "resnet34-cifar": partial(resnet, blocks=BLOCKS[34], widths=WIDTHS),
+    "resnet18-cifar-32": partial(resnet, blocks=BLOCKS[18], widths=(32, 32, 64, 128, 256)),
 }
 # Those with an early stride come last: names and shapes are the same, and the first one is found.
 IMAGENET_RESNETS: dict[str, Recipe] = {
-    **{f"resnet{depth}": partial(imagenet_resnet, depth=depth) for depth in BLOCKS},
-    **{
-        f"resnet{depth}{EARLY_STRIDE}": partial(imagenet_resnet, depth=depth, early_stride=True)
-        for depth in BLOCKS
-        if depth not in SHALLOW
-    },
+    **{f"resnet{depth}": _large(depth) for depth in BLOCKS},
+    **{f"resnet{d}{EARLY_STRIDE}": _large(d, True) for d in BLOCKS if d not in SHALLOW},
 }
