@@ -83,10 +83,10 @@ INTERRUPTED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever a parent ignores
 from ttapca.cli import main
-from ttapca.datasets.sources import CIFAR10, DATA_SETS, Archive
+from ttapca.datasets.sources import DATA_SETS, Archive
 import dataclasses
 archive = Archive(sys.argv.pop(1), 10, "sha256:0", 10)
-DATA_SETS["cifar10"] = dataclasses.replace(CIFAR10, archives=(archive,), npm=None)
+DATA_SETS["cifar10"] = dataclasses.replace(DATA_SETS["cifar10"], archives=(archive,), npm=None)
 main()
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import inspect
 import json
 import subprocess
 import sys
@@ -25,12 +26,12 @@ from ttapca.datasets import (
 )
 from ttapca.datasets.cifar import CIFAR10_BINARY, CIFAR10_CLASSES, CIFAR100_BINARY, CIFAR100_CLASSES
 from ttapca.datasets.layouts import SHIPPED_FOLDER
-from ttapca.datasets.sources import CIFAR10
+from ttapca.datasets.sources import DATA_SETS
 from ttapca.errors import DataFormatError, DataNotFoundError, OptionError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 needs_cifar10 = pytest.mark.skipif(
-    not (cache_root() / CIFAR10.layouts[0].folder).is_dir(),
+    not (cache_root() / DATA_SETS["cifar10"].layouts[0].folder).is_dir(),
     reason="CIFAR-10 is not in the cache; get it with: ttapca data get cifar10",
 )
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not on this machine")
@@ -142,8 +143,9 @@ def test_the_documentation():
         "Order",
         "Split",
     }
-    for name in set(ttapca.datasets.__all__) - constants:
-        assert ">>>" in (getattr(ttapca.datasets, name).__doc__ or ""), name
+    for name, each in vars(ttapca.datasets).items():
+        if not name.startswith("_") and not inspect.ismodule(each) and name not in constants:
+            assert ">>>" in (each.__doc__ or ""), name
     page = Path(__file__).parents[2] / "docs" / "data.md"
     outcome = doctest.testfile(str(page), module_relative=False)
     assert outcome.attempted > 10

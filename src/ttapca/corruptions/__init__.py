@@ -10,37 +10,19 @@
 Nothing here prints, reads the environment or knows of adaptation.
 """
 
-from ttapca.corruptions.apply import check_images, corrupt, corrupt_any_size
-from ttapca.corruptions.catalogue import (
-    CIFAR_C,
-    CORRUPTIONS,
-    EXTRA,
-    IMAGENET_C,
-    SEVERITIES,
-    STANDARD,
-    Corruption,
-    SeverityTable,
-    default_table,
-    find,
-    load_table,
-)
-from ttapca.corruptions.weather import TEXTURE_FILES, load_textures
-
-__all__ = [
-    "CIFAR_C",
-    "CORRUPTIONS",
-    "EXTRA",
-    "IMAGENET_C",
-    "SEVERITIES",
-    "STANDARD",
-    "TEXTURE_FILES",
-    "Corruption",
-    "SeverityTable",
-    "check_images",
-    "corrupt",
-    "corrupt_any_size",
-    "default_table",
-    "find",
-    "load_table",
-    "load_textures",
-]
+from ttapca.corruptions.apply import check_images as check_images
+from ttapca.corruptions.apply import corrupt as corrupt
+from ttapca.corruptions.apply import corrupt_any_size as corrupt_any_size
+from ttapca.corruptions.catalogue import CIFAR_C as CIFAR_C
+from ttapca.corruptions.catalogue import CORRUPTIONS as CORRUPTIONS
+from ttapca.corruptions.catalogue import EXTRA as EXTRA
+from ttapca.corruptions.catalogue import IMAGENET_C as IMAGENET_C
+from ttapca.corruptions.catalogue import SEVERITIES as SEVERITIES
+from ttapca.corruptions.catalogue import STANDARD as STANDARD
+from ttapca.corruptions.catalogue import Corruption as Corruption
+from ttapca.corruptions.catalogue import SeverityTable as SeverityTable
+from ttapca.corruptions.catalogue import default_table as default_table
+from ttapca.corruptions.catalogue import find as find
+from ttapca.corruptions.catalogue import load_table as load_table
+from ttapca.corruptions.weather import TEXTURE_FILES as TEXTURE_FILES
+from ttapca.corruptions.weather import load_textures as load_textures
