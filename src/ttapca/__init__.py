@@ -11,62 +11,20 @@
 The other names are the parts that these two are made of. See the README for a tour.
 
 A name is imported when it is first used, because torch takes seconds to import, and neither the
-help of the command line nor the packages for data need it.
+help of the command line nor the packages for data need it. `__init__.pyi` lists them.
 """
 
-# Exports are grouped by purpose, not sorted.
-# ruff: noqa: I001
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+from ttapca.support.lazy import exports_of
 
 __version__ = "0.2.0"
 
-if TYPE_CHECKING:  # the names of `_NAMES`; a test keeps the two lists equal
-    from ttapca.adaptation.adapter import Adapter as Adapter, detach as detach
-    from ttapca.adaptation.explanation import Cost as Cost, Explanation as Explanation
-    from ttapca.adaptation.explanation import explain as explain, measure_cost as measure_cost
-    from ttapca.adaptation.guards import CollapseGuard as CollapseGuard
-    from ttapca.adaptation.health import Health as Health
-    from ttapca.adaptation.named_streams import NamedStream as NamedStream
-    from ttapca.adaptation.shift_alarm import ShiftAlarm as ShiftAlarm
-    from ttapca.adaptation.surfaces import BatchNormStatistics as BatchNormStatistics
-    from ttapca.adaptation.surfaces import SpectralGains as SpectralGains, Surface as Surface
-    from ttapca.errors import TtapcaError as TtapcaError, TtapcaWarning as TtapcaWarning
-    from ttapca.fitting.attachment import Attachment as Attachment, attach as attach
-    from ttapca.fitting.fit import fit as fit
-    from ttapca.fitting.fitted_filter import FittedFilter as FittedFilter, load as load
-    from ttapca.methods import METHODS as METHODS, Method as Method
-    from ttapca.methods import MethodName as MethodName, Mixture as Mixture
-    from ttapca.methods.adapt import adapt as adapt
-    from ttapca.spectral.filter import SpectralFilter as SpectralFilter
-    from ttapca.spectral.pca import PCA as PCA, Moments as Moments
-
-_NAMES = {
-    # Fit a filter and keep it
-    "fitting.fit": ("fit",),
-    "fitting.fitted_filter": ("FittedFilter", "load"),
-    "fitting.attachment": ("Attachment", "attach"),
-    # Adapt a model
-    "methods.adapt": ("adapt",),
-    "adaptation.adapter": ("Adapter", "detach"),
-    "adaptation.named_streams": ("NamedStream",),
-    "adaptation.guards": ("CollapseGuard",),
-    # Choose or write a method
-    "methods": ("METHODS", "Method", "MethodName", "Mixture"),
-    "adaptation.surfaces": ("Surface", "BatchNormStatistics", "SpectralGains"),
-    # See what it does and what it costs
-    "adaptation.explanation": ("Cost", "measure_cost", "Explanation", "explain"),
-    "adaptation.health": ("Health",),
-    "adaptation.shift_alarm": ("ShiftAlarm",),
-    # The mathematics alone
-    "spectral.filter": ("SpectralFilter",),
-    "spectral.pca": ("PCA", "Moments"),
-    # Errors and warnings
-    "errors": ("TtapcaError", "TtapcaWarning"),
-}
-_HOMES = {name: home for home, names in _NAMES.items() for name in names}
+_HOMES = exports_of(Path(__file__))
 
 __all__ = ["__version__", *_HOMES]
 
@@ -74,7 +32,7 @@ __all__ = ["__version__", *_HOMES]
 def __getattr__(name: str) -> Any:
     """Import a public name or a package of ttapca when it is first used."""
     if name in _HOMES:
-        return getattr(importlib.import_module(f"ttapca.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(_HOMES[name]), name)
     try:
         return importlib.import_module(f"ttapca.{name}")
     except ModuleNotFoundError as error:
