@@ -105,8 +105,8 @@ def test_models_it_cannot_serve() -> None:
     with left_untouched(model, X), pytest.raises(AttachError, match="`conv2` is a Conv2d"):
         ttapca.adapt(model, "t3a", classifier="conv2")
     for wrong, message in (
-        (with_outputs(1), r"`fc.1` has 1, and there are 2 classes.*`neo` or `lame`"),
-        (nn.Sequential(small_convnet(), nn.Softmax(1)), "that of `0.fc` is another.*choose `neo`"),
+        (with_outputs(1), "that of `fc.1`, with 1 for 2 classes, is another.*choose `neo`"),
+        (nn.Sequential(small_convnet(), nn.Softmax(1)), "that of `0.fc`, with 5 for 5 classes, is another"),
         (nn.Sequential(small_convnet(), nn.Linear(5, 3).double()), None),
     ):
         with left_untouched(wrong, X), ttapca.adapt(wrong, "t3a") as adapted:

@@ -98,20 +98,15 @@ class Prototypes(Predictor):
             logits = run(*inputs, **options)
         own = log_predictions(logits)
         features = classifier_features(caught, len(logits))
-        rows = self._classifier.out_features
-        if rows != logits.shape[1]:
-            raise LayerOutputError(
-                "`t3a` needs a classifier with one row of weights for each class; "
-                f"`{self._path}` has {rows}, and there are {logits.shape[1]} classes. Name the "
-                "layer that makes the logits with `classifier=`, or choose `neo` or `lame`."
-            )
         if not (torch.isfinite(own).all() and torch.isfinite(features).all()):
             self.skipped += 1
             return logits
         self._check_output(features, logits)
         kept = supports, labels, _ = self._with_batch(features, own.to(features))
         self._stream.write(SUPPORTS, kept)
-        sums = supports.new_zeros(rows, supports.shape[1])  # 0 for a class without supports
+        sums = supports.new_zeros(
+            logits.shape[1], supports.shape[1]
+        )  # 0 for a class without supports
         sums = sums.index_add_(0, labels, F.normalize(supports, dim=1))
         return (features @ F.normalize(sums, dim=1).T).to(logits.dtype)
 
@@ -119,12 +114,14 @@ class Prototypes(Predictor):
         """Raise, at the first batch, if another layer makes the logits."""
         if self._checked or not len(features):
             return
-        made = self._scores(features)
-        if float((made - logits).abs().amax()) > SAME * max(TINY, float(logits.abs().amax())):
+        made, largest = self._scores(features), max(TINY, float(logits.abs().amax()))
+        same = made.shape == logits.shape and float((made - logits).abs().amax()) <= SAME * largest
+        if not same:
             raise LayerOutputError(
                 "`t3a` replaces the classifier, whose output must be what the model returns; that "
-                f"of `{self._path}` is another. Name the layer that makes the logits with "
-                "`classifier=`, or choose `neo`, which leaves the classifier in place."
+                f"of `{self._path}`, with {made.shape[1]} for {logits.shape[1]} classes, is "
+                "another. Name the layer that makes the logits with `classifier=`, or choose "
+                "`neo`, which leaves the classifier in place."
             )
         self._checked = True
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ttapca._checks import Seed
 from ttapca.adaptation.optimisation import Logits, Run, Stepper, sgd
 from ttapca.adaptation.surfaces.trainable import Slot, Weights, all_parameters
-from ttapca.errors import AttachError, LayerOutputError, OptionError, ShapeError
+from ttapca.errors import AttachError, LayerOutputError, ShapeError
 from ttapca.methods.method import Assembly, GradientMethod, Method, Statistics, register
 from ttapca.methods.views import Forward, images_and_forward
 from ttapca.support.modules import evaluation_mode, find_layer, stopped_at
@@ -55,18 +55,8 @@ class TTT(GradientMethod):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if not isinstance(self.head, nn.Module):
-            found = "none" if self.head is None else f"a {type(self.head).__name__}"
-            raise OptionError(
-                "`ttt` needs a rotation head that was trained jointly with the model; found "
-                f"{found}. Pass the module as `head=`, and as `split=` the layer whose output it "
-                "takes."
-            )
-        if not isinstance(self.split, str):
-            raise OptionError(
-                "`ttt` needs the dotted path of the layer whose output the head takes; found "
-                f'{self.split!r}. Pass it as `split="layer2"`.'
-            )
+        self.require("head", "a rotation head that was trained jointly with the model")
+        self.require("split", "the dotted path of the layer whose output the head takes")
         super().__post_init__()
         if self.rotations == "all":
             self.refuse("seed", "with all rotations nothing is drawn")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from ttapca._checks import Number, Whole
+from ttapca._checks import Count, NotNegative, Number, Positive, Share, Whole
 from ttapca.adaptation.chain_passes import ChainPasses, Order, RunCounts
 from ttapca.adaptation.optimisation import GradientSteps, Logits, Predictor, Run, adam, mean_entropy
 from ttapca.adaptation.surfaces import OutlierRepair, SpectralGains, StreamStatistics, Surface
@@ -20,12 +20,8 @@ from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.method import (
     PROBABILITIES,
     Assembly,
-    Count,
     Method,
     Mixture,
-    NotNegative,
-    Positive,
-    Share,
     Statistics,
     needed_filter,
     register,
