@@ -22,7 +22,7 @@ PAGE = (DOCS / "bench.md").read_text()
 def test_public_names() -> None:
     for name in ttapca.benchmark.__all__:
         assert getattr(ttapca.benchmark, name) is not None
-    with pytest.raises(AttributeError, match="has no `everything`"):
+    with pytest.raises(AttributeError, match="has no attribute `everything`"):
         _ = ttapca.benchmark.everything
 
 

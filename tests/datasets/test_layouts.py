@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import inspect
 import json
 import subprocess
 import sys
@@ -143,9 +142,8 @@ def test_the_documentation():
         "Order",
         "Split",
     }
-    for name, each in vars(ttapca.datasets).items():
-        if not name.startswith("_") and not inspect.ismodule(each) and name not in constants:
-            assert ">>>" in (each.__doc__ or ""), name
+    for name in set(ttapca.datasets.__all__) - constants:
+        assert ">>>" in (getattr(ttapca.datasets, name).__doc__ or ""), name
     page = Path(__file__).parents[2] / "docs" / "data.md"
     outcome = doctest.testfile(str(page), module_relative=False)
     assert outcome.attempted > 10

@@ -106,7 +106,10 @@ def test_models_it_cannot_serve() -> None:
         ttapca.adapt(model, "t3a", classifier="conv2")
     for wrong, message in (
         (with_outputs(1), "that of `fc.1`, with 1 for 2 classes, is another.*choose `neo`"),
-        (nn.Sequential(small_convnet(), nn.Softmax(1)), "that of `0.fc`, with 5 for 5 classes, is another"),
+        (
+            nn.Sequential(small_convnet(), nn.Softmax(1)),
+            "that of `0.fc`, with 5 for 5 classes, is another",
+        ),
         (nn.Sequential(small_convnet(), nn.Linear(5, 3).double()), None),
     ):
         with left_untouched(wrong, X), ttapca.adapt(wrong, "t3a") as adapted:

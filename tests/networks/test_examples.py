@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import inspect
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,7 @@ from ttapca import networks
 WITHOUT = {"ARCHITECTURES", "NORMALISATIONS", "EpochRecord", "LayerFacts"}
 
 
-PUBLIC = {
-    name
-    for name, each in vars(networks).items()
-    if not name.startswith("_") and not inspect.ismodule(each)
-}
-
-
-@pytest.mark.parametrize("name", sorted(PUBLIC - WITHOUT - {"LayerTable"}))
+@pytest.mark.parametrize("name", sorted(set(networks.__all__) - WITHOUT - {"LayerTable"}))
 def test_every_public_name_has_an_example(name: str) -> None:
     assert ">>>" in (getattr(networks, name).__doc__ or "")
 

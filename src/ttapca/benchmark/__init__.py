@@ -9,21 +9,6 @@ are not in the file yet. If you have network, images and filter already, put the
 question, its `Outcome` the answer. A `Tuning` chooses the options of a method.
 """
 
-from __future__ import annotations
+from ttapca.support.lazy import lazy_names
 
-import importlib
-from pathlib import Path
-from typing import Any
-
-from ttapca.support.lazy import exports_of
-
-# Some need torch or pandas, which take long to import: who only reads results need not wait.
-_HOMES = exports_of(Path(__file__))
-
-__all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module `ttapca.benchmark` has no `{name}`")
+__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)
