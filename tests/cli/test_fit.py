@@ -161,7 +161,7 @@ def test_shards_give_the_filter_of_the_data_set(
     facts = json.loads(command(f"{FIT} f --data part-*.npy --dtype float64 --json").out)
     assert facts["chosen"] == "all 1,201 samples of 3 shards, in stored order"
     engine = ShuffledEngine(workers=2)
-    monkeypatch.setattr("ttapca.engines.engine_of", lambda words: engine)
+    monkeypatch.setattr("ttapca.cli.arguments.engine_of", lambda words: engine)
     said = command(f"{FIT} g --data 'part-*.npy' --dtype float64 --jobs 2")
     assert "1,201 samples in 3 parts, read by 2 workers" in said.err
     assert engine.done == 3

@@ -19,18 +19,27 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
+from ttapca import benchmark, networks
 from ttapca.benchmark.rows import SETTINGS
 from ttapca.cli.console import ConsoleReporter
-from ttapca.datasets import CIFAR10_500, DATA_SETS, DIGITS, choose, load, open_shards
+from ttapca.datasets import (
+    CIFAR10_500,
+    DATA_SETS,
+    DIGITS,
+    Choice,
+    Images,
+    Order,
+    Shards,
+    Split,
+    choose,
+    load,
+    open_shards,
+)
+from ttapca.engines import Engine, engine_of
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from ttapca.datasets import Choice, Images, Order, Shards, Split
-    from ttapca.engines import Engine
-    from ttapca.networks import Normalisation
-    from ttapca.networks.source import NetworkSource
 
 MOST_NUMBERS = 10_000
 # One number, or the ends of a range. Python refuses to read numbers of thousands of digits.
@@ -170,10 +179,8 @@ class ModelOptions:
         str | None, Option(metavar="NAME", help="Its architecture (default: found from the file).")
     ] = None
 
-    def source(self, default: str | None = None) -> NetworkSource:
+    def source(self, default: str | None = None) -> benchmark.NetworkSource:
         """Return the named network, or else the default; its module may be in this directory."""
-        from ttapca.networks.source import NetworkSource
-
         name = self.model or self.model_option or default
         both = self.model is not None and self.model_option is not None
         if both or name is None:
@@ -182,7 +189,7 @@ class ModelOptions:
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.insert(0, here)
-        return NetworkSource(name, self.weights, self.architecture)
+        return benchmark.NetworkSource(name, self.weights, self.architecture)
 
 
 @dataclass(kw_only=True)
@@ -197,7 +204,7 @@ class NetworkOptions(ModelOptions):
         bool, Option("--any-size", help="Let it take images of another size than it is known for.")
     ] = False
 
-    def source(self, default: str | None = None) -> NetworkSource:
+    def source(self, default: str | None = None) -> benchmark.NetworkSource:
         """Return the named network, or else the default, with all that is said about it."""
         return dataclasses.replace(
             super().source(default),
@@ -206,9 +213,7 @@ class NetworkOptions(ModelOptions):
             any_size=self.any_size,
         )
 
-    def _normalisation(self) -> str | Normalisation | None:
-        from ttapca.networks import Normalisation
-
+    def _normalisation(self) -> str | networks.Normalisation | None:
         if self.mean is None and self.std is None:
             return self.normalise
         if self.normalise is not None or self.mean is None or self.std is None:
@@ -221,7 +226,7 @@ class NetworkOptions(ModelOptions):
                 raise OptionError(
                     f"{option} takes numbers with commas, such as 0.49,0.48,0.45; found `{text}`."
                 ) from None
-        return Normalisation(*numbers)
+        return networks.Normalisation(*numbers)
 
 
 @dataclass(kw_only=True)
@@ -240,7 +245,7 @@ class ImageOptions:
         """Return the images of a split, and the choice of them that was asked for."""
         sizes = {"size": self.size, "shorter_side": self.shorter_side}
         images = read_images(self.data, split, self.folder, **sizes, **options)
-        order = cast("Order", self.order)
+        order = cast(Order, self.order)
         return images, choose(images.labels, self.limit, order=order, seed=self.seed)
 
     def shards(self) -> Shards:
@@ -277,8 +282,6 @@ def read_images(data: str, split: Split, folder: Path | None, **options: Any) ->
 
 def engine(jobs: int | None, words: str | None) -> Engine:
     """Return the engine that two options name; without them, this process."""
-    from ttapca.engines import engine_of
-
     if jobs is not None and words is not None:
         raise OptionError(
             "Give --jobs N, for processes of this machine, or --engine ENGINE; found both."
@@ -288,10 +291,8 @@ def engine(jobs: int | None, words: str | None) -> Engine:
 
 def input_shape(words: str | None, network: nn.Module) -> tuple[int, ...] | None:
     """Return the shape of an image from words such as `3x32x32`, or else that of the network."""
-    from ttapca.networks import ImageNetwork
-
     if words is None:
-        return network.input_shape if isinstance(network, ImageNetwork) else None
+        return network.input_shape if isinstance(network, networks.ImageNetwork) else None
     parts = words.lower().split("x")
     if not all(map(SIDE.fullmatch, parts)):
         raise OptionError(f"--input takes a shape such as 3x32x32; found `{words}`.")

@@ -11,16 +11,15 @@ import typer
 from rich.console import Console
 from typer import Option
 
+from ttapca.benchmark.rows import Row
 from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter, print_json, print_tables
+from ttapca.engines import Engine
 from ttapca.errors import OptionError
 from ttapca.support.progress import counted
 
 if TYPE_CHECKING:
-    from ttapca.benchmark.plan import Plan
-    from ttapca.benchmark.rows import Row
-    from ttapca.benchmark.session import Benchmark
-    from ttapca.engines import Engine
+    from ttapca.benchmark import Benchmark, Plan
 
 LISTS = ("methods", "corruptions", "settings")
 NUMBERS = ("severities", "batch_sizes", "seeds", "steps", "components")

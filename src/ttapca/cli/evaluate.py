@@ -11,6 +11,7 @@ from typer import Option
 from ttapca.benchmark import paper
 from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter, print_json
+from ttapca.datasets import TensorBatches
 from ttapca.errors import OptionError
 from ttapca.support.progress import Steps
 
@@ -51,7 +52,6 @@ def evaluate(
     Without --filter, packaged networks get the one that ships, if any.
     """
     import ttapca
-    from ttapca.datasets import TensorBatches
     from ttapca.methods.method import registration
     from ttapca.networks.evaluation import predict_all
 

@@ -7,15 +7,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
+import numpy as np
 import typer
 from typer import Option
 
+from ttapca._checks import OneOf, check_option
 from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter, print_json
+from ttapca.datasets import Shards, TensorBatches, is_sharded, to_tensor
 from ttapca.errors import OptionError
 
 if TYPE_CHECKING:
-    from ttapca.datasets import Shards, TensorBatches
     from ttapca.fitting.fitted_filter import FittedFilter, Storage
     from ttapca.support.outputs import OutputKind
 
@@ -59,7 +61,6 @@ def fit(
 
     DATA may be shards, such as 'train/*.tar', which --jobs and --engine read in parallel.
     """
-    from ttapca._checks import OneOf, check_option
     from ttapca.benchmark.filters import recommended_layer, usual_fit
     from ttapca.fitting.plan import RouteChoice
     from ttapca.fitting.store import check_target, stored_dtype
@@ -118,7 +119,6 @@ def _batches(
 ) -> tuple[TensorBatches | Shards, tuple[int, ...], str]:
     """Return the batches to fit on, the shape of an image, and which images these are."""
     from ttapca.benchmark.filters import FIT_BATCH
-    from ttapca.datasets import TensorBatches, is_sharded, to_tensor
 
     def batch_size(shape: tuple[int, ...]) -> int:
         return size or max(1, min(FIT_BATCH, BATCH_NUMBERS // math.prod(shape)))
@@ -134,10 +134,6 @@ def _batches(
 
 def _labelled(images: arguments.ImageOptions, number: int) -> list[tuple[Any, Any]]:
     """Return samples of the test part with their labels, in batches."""
-    import numpy as np
-
-    from ttapca.datasets import to_tensor
-
     sizes = {"size": images.size, "shorter_side": images.shorter_side}
     test = arguments.read_images(images.data, "test", images.folder, **sizes)
     if number > len(test):

@@ -11,14 +11,13 @@ import typer
 from rich.console import Console
 from typer import Option
 
+from ttapca import networks
 from ttapca.cli import arguments
 from ttapca.cli.console import plain_table, print_json
 from ttapca.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from ttapca.networks import LayerFacts, LayerTable
 
 NEEDS = {"model": "the model", "data": "source data, unlabelled", "training": "its own training"}
 INDENT = "    "
@@ -37,7 +36,6 @@ def layers(
 
     MODEL may also be an architecture without weights, such as wrn-28-10.
     """
-    from ttapca import networks
     from ttapca.networks.network import CIFAR_SHAPE
 
     source = options.source()
@@ -57,7 +55,7 @@ def layers(
         _print(table, shape)
 
 
-def _print(table: LayerTable, shape: tuple[int, ...]) -> None:
+def _print(table: networks.LayerTable, shape: tuple[int, ...]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = TABLE_WIDTH
@@ -79,7 +77,7 @@ def _print(table: LayerTable, shape: tuple[int, ...]) -> None:
         console.print(table.advice)
 
 
-def _row(layer: LayerFacts) -> list[str]:
+def _row(layer: networks.LayerFacts) -> list[str]:
     shape = "x".join(map(str, layer.output_shape))
     row = [layer.name, layer.kind, shape, f"{layer.outputs:,}"]
     if layer.calls != 1:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from ttapca.benchmark.results import Results
 from ttapca.cli.arguments import check_place
 from ttapca.errors import OptionError, did_you_mean
 from ttapca.support.disk import replace_file
@@ -40,7 +41,6 @@ def write_report(
     results: Path, to: Path, remember: str = "", repaired: Sequence[RepairedImage] = ()
 ) -> int:
     """Write the page of a results file, and return how many measurements it shows."""
-    from ttapca.benchmark import Results
     from ttapca.benchmark.report_page import report as page
 
     check_place(to)  # before the work, so that a wrong place is reported at once
@@ -58,7 +58,6 @@ def export(
     ] = None,
 ) -> None:
     """Write what `ttapca bench` measured as CSV, JSON or Markdown."""
-    from ttapca.benchmark import Results
     from ttapca.benchmark.tables import export as exported
 
     if to is not None:
@@ -80,7 +79,6 @@ def figure(
     ] = None,
 ) -> None:
     """Write one figure of the report as a file; SVG is for light and dark pages."""
-    from ttapca.benchmark import Results
     from ttapca.benchmark.figures import figures
     from ttapca.benchmark.svg import check_format, figure_file
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from typer import Option
 
+from ttapca import benchmark
 from ttapca.cli import arguments
 from ttapca.cli.bench import exit_if_failed, failures, run_benchmark
 from ttapca.cli.console import print_tables
 from ttapca.cli.data import get
 from ttapca.cli.publish import write_report
+from ttapca.datasets import DATA_SETS
+from ttapca.engines import SerialEngine, engine_of
 from ttapca.errors import OptionError
 from ttapca.support.disk import make_folder
-
-if TYPE_CHECKING:
-    from ttapca.benchmark.session import Benchmark
 
 OWN_NETWORK = {"cifar10": "cifar10-resnet20"}
 QUICK_IMAGES = 1000
@@ -49,13 +49,11 @@ def demo(
     """
     start = time.perf_counter()  # torch takes seconds to import
     from ttapca.benchmark.measurement import one_thread
-    from ttapca.benchmark.plan import read_preset
-    from ttapca.benchmark.session import Benchmark
 
     with one_thread():
         if digits:
-            benchmark = Benchmark(read_preset("demo-digits"))
-            _run_and_report(benchmark, to or Path("ttapca-demo-digits"), lines=False)
+            session = benchmark.Benchmark(benchmark.read_preset("demo-digits"))
+            _run_and_report(session, to or Path("ttapca-demo-digits"), lines=False)
         else:
             _photographs(to or Path("ttapca-demo"))
     typer.echo(f"done in {time.perf_counter() - start:.0f} s", err=True)
@@ -66,9 +64,7 @@ def _photographs(to: Path) -> None:
     import joblib
 
     from ttapca.benchmark.demo_report import demo_tables, line_to_remember, repaired_images
-    from ttapca.benchmark.plan import RECOMMENDED, read_preset
-    from ttapca.benchmark.session import Benchmark
-    from ttapca.engines import SerialEngine, engine_of
+    from ttapca.benchmark.plan import RECOMMENDED
 
     make_folder(to)
     results, page = to / "results.sqlite", to / "report.html"
@@ -76,11 +72,11 @@ def _photographs(to: Path) -> None:
     engine = engine_of("joblib:2" if joblib.cpu_count() > 1 else None)
     rows = []
     for preset in (IN_BATCHES, ONE_BY_ONE):
-        benchmark = Benchmark(read_preset(preset))
-        found = run_benchmark(benchmark, results, lines=False, engine=engine)
-        order = {unit.cells[0]: number for number, unit in enumerate(benchmark.units())}
+        session = benchmark.Benchmark(benchmark.read_preset(preset))
+        found = run_benchmark(session, results, lines=False, engine=engine)
+        order = {unit.cells[0]: number for number, unit in enumerate(session.units())}
         rows += sorted(found, key=lambda row: order[row.cell])  # two processes end in any order
-    pictured = Benchmark(read_preset(IN_BATCHES))
+    pictured = benchmark.Benchmark(benchmark.read_preset(IN_BATCHES))
     shown = [
         row.cell
         for row in rows
@@ -119,9 +115,6 @@ def reproduce(
     any time: the same command continues.
     """
     from ttapca.benchmark.paper import needed_for_the_papers_setting
-    from ttapca.benchmark.plan import read_preset
-    from ttapca.benchmark.session import Benchmark
-    from ttapca.datasets import DATA_SETS
 
     default = OWN_NETWORK.get(data)
     if not (network.model or network.model_option or default):
@@ -138,33 +131,31 @@ def reproduce(
         typer.echo(f"reproduce: {need}", err=True)
     if data in DATA_SETS and _place(data, folder) is None:
         get([data], folder)
-    plan = read_preset("paper-tables").changed(
+    plan = benchmark.read_preset("paper-tables").changed(
         data=data,
         images=images,
         corrupted=None if cifar_c is None else str(cifar_c),
         methods=arguments.separated(methods),
     )
-    benchmark = Benchmark(plan, source, root=arguments.cache_root(), folder=folder)
+    session = benchmark.Benchmark(plan, source, root=arguments.cache_root(), folder=folder)
     place = to or Path(f"ttapca-{Path(data).name}")
-    _run_and_report(benchmark, place, engine=found)
+    _run_and_report(session, place, engine=found)
 
 
 def _place(name: str, folder: Path | None) -> Path | None:
     """Return the folder of a data set, or None if there is none."""
-    from ttapca.datasets import DATA_SETS
-
     layouts = DATA_SETS[name].layouts if name in DATA_SETS else ()
     folders = ((folder or arguments.cache_root()) / each.folder for each in layouts)
     return next((each for each in folders if each.is_dir()), None)
 
 
-def _run_and_report(benchmark: Benchmark, to: Path, **how: Any) -> None:
+def _run_and_report(session: benchmark.Benchmark, to: Path, **how: Any) -> None:
     """Run a benchmark in a folder as `run_benchmark` does, print its tables, write its report."""
     from ttapca.benchmark.tables import error_tables
 
     make_folder(to)
     results, page = to / "results.sqlite", to / "report.html"
-    rows = run_benchmark(benchmark, results, **how)
+    rows = run_benchmark(session, results, **how)
     out = Console()
     print_tables(out, error_tables(rows))
     write_report(results, page)

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from ttapca import networks
 from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter, print_json
+from ttapca.datasets import Images
 from ttapca.errors import OptionError
 from ttapca.support.progress import Steps, counted
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from ttapca.datasets import Images
-    from ttapca.networks import EpochRecord, Normalisation, TrainingOptions
 
 CROP_FRACTION = 8  # a crop shifts by up to an eighth of the side: 4 pixels of 32
 NEVER_MIRRORED = ("digits",)  # a mirrored 2 is no digit
@@ -51,16 +50,14 @@ class TrainingWishes:
     bfloat16: Annotated[bool, Option(help="Faster where the processor has it.")] = False
     seed: Annotated[int, Option(help="Seed of weights, order and augmentation.")] = 0
 
-    def options(self, data: str, images: Images) -> TrainingOptions:
+    def options(self, data: str, images: Images) -> networks.TrainingOptions:
         """Return the options of a training on these images."""
-        from ttapca.networks import TrainingOptions
-
         by_images = {
             "padding": images.images.shape[1] // CROP_FRACTION,
             "flip": data not in NEVER_MIRRORED,
         }
         given = {name: value for name, value in vars(self).items() if value is not None}
-        return TrainingOptions(**(by_images | given))
+        return networks.TrainingOptions(**(by_images | given))
 
     def check(self, rotation_head: str | None) -> None:
         """Refuse options without effect; their defaults may be given, as cards of networks do."""
@@ -96,7 +93,6 @@ class NetworkWishes:
         """Return the network before training, and the description that is kept with it."""
         import torch
 
-        from ttapca.networks import add_rotation_head, build, load_weights
         from ttapca.networks.checkpoints import find_weights
 
         if (self.architecture is None) == (self.model is None):
@@ -112,22 +108,25 @@ class NetworkWishes:
         network: nn.Module
         if self.architecture is not None:
             scale = self._normalisation(images)
-            network = build(self.architecture, normalisation=scale, generator=generator, **shape)
+            network = networks.build(
+                self.architecture, normalisation=scale, generator=generator, **shape
+            )
             description["architecture"] = self.architecture
             description["normalisation"] = dataclasses.asdict(scale)
         else:
             network = self._made_by_the_user(seed)
             description["factory"] = self.model
         if self.start is not None:
-            load_weights(network, find_weights(self.start))
+            networks.load_weights(network, find_weights(self.start))
             description["start"] = self.start
         if self.rotation_head is not None:
-            network = add_rotation_head(network, self.rotation_head, generator, input_shape)
+            network = networks.add_rotation_head(
+                network, self.rotation_head, generator, input_shape
+            )
         return network, description | {"rotation_split": self.rotation_head}
 
-    def _normalisation(self, images: Images) -> Normalisation:
+    def _normalisation(self, images: Images) -> networks.Normalisation:
         """Return the given one, or that of the first weights, or that of the images."""
-        from ttapca.networks import normalisation_of
         from ttapca.networks.checkpoints import describe_weights, stated_normalisation
         from ttapca.networks.network import find_normalisation
 
@@ -135,7 +134,7 @@ class NetworkWishes:
             return find_normalisation(self.normalise)
         # Weights are right for one normalisation only.
         told = None if self.start is None else stated_normalisation(describe_weights(self.start))
-        return told or normalisation_of(images)
+        return told or networks.normalisation_of(images)
 
     def _made_by_the_user(self, seed: int) -> nn.Module:
         import torch
@@ -164,7 +163,6 @@ def train(
 ) -> None:
     """Train a network; after a crash, the same command continues and gives the same weights."""
     from ttapca.networks.runs import WEIGHTS, read_history
-    from ttapca.networks.runs import train as fit
 
     wishes.check(network.rotation_head)
     images, test = (
@@ -187,7 +185,7 @@ def train(
         if done:
             log.note(f"going on after epoch {done} of {options.epochs}")
 
-        def announce(record: EpochRecord) -> None:
+        def announce(record: networks.EpochRecord) -> None:
             log.note(
                 f"epoch {record.epoch} of {options.epochs}: loss {record.loss:.3f}, training "
                 f"accuracy {record.train_accuracy:.2f} %, test accuracy "
@@ -199,7 +197,7 @@ def train(
 
         progress = Steps(log, "train", options.epochs * steps, done * steps)
         run: dict[str, Any] = {"description": description, "progress": progress}
-        last = fit(model, images, test, options, to, **run, on_epoch=announce)[-1]
+        last = networks.train(model, images, test, options, to, **run, on_epoch=announce)[-1]
     path = to / WEIGHTS
     if as_json:
         print_json({"weights": str(path), **dataclasses.asdict(last)})

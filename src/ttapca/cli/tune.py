@@ -15,18 +15,17 @@ from rich.console import Console
 from rich.table import Table
 from typer import Argument, Option
 
+from ttapca import benchmark
 from ttapca.benchmark import paper
 from ttapca.cli import arguments
 from ttapca.cli.bench import AFTER_THE_LAST, exit_if_failed, refuse_without_effect
 from ttapca.cli.console import ConsoleReporter, print_json
+from ttapca.datasets import Split
 from ttapca.errors import OptionError
 from ttapca.support.progress import counted
 
 if TYPE_CHECKING:
-    from ttapca.benchmark.search import Choices, Range, SamplerName
-    from ttapca.benchmark.session import Benchmark
-    from ttapca.benchmark.tuning import Trial, Tuned, Tuning
-    from ttapca.datasets import Split
+    from ttapca.benchmark.search import SamplerName
 
 SHOWN = 20  # trials in the table
 RANGE = re.compile(r"(?P<low>.+?)\.\.(?P<high>.+?)(?P<log>:log)?(?::(?P<points>\d+))?")
@@ -53,18 +52,17 @@ class SearchOptions:
         str | None, Option(metavar="NAME:SEVERITY,...", help="Default: sixteen held-out ones.")
     ] = None
 
-    def tuning(self, method: str, benchmark: Benchmark, seed: int) -> Tuning:
+    def tuning(self, method: str, session: benchmark.Benchmark, seed: int) -> benchmark.Tuning:
         """Return the search for the best options of a method."""
-        from ttapca.benchmark.search import Search, SearchSpace
-        from ttapca.benchmark.tuning import CONDITIONS, Tuning, read_conditions
+        from ttapca.benchmark.tuning import CONDITIONS, read_conditions
 
         sampler = cast("SamplerName", self.sampler)
         words = arguments.separated(self.conditions)
         texts = arguments.method_options(self.option, f"{OPTION}, such as lr=1e-4..1e-1:log")
-        return Tuning(
-            benchmark,
-            SearchSpace(method, {name: _values(text) for name, text in texts.items()}),
-            Search(sampler, self.trials, seed),
+        return benchmark.Tuning(
+            session,
+            benchmark.SearchSpace(method, {name: _values(text) for name, text in texts.items()}),
+            benchmark.Search(sampler, self.trials, seed),
             CONDITIONS if words is None else read_conditions(words),
             self.clean_weight,
         )
@@ -108,15 +106,12 @@ def tune(
     Options are chosen on training images, under the four extra corruptions at severity 5 and the
     standard ones at 4. What is reported, severity 5 of the fifteen on test images, is refused.
     """
-    from ttapca.benchmark.plan import Plan
-    from ttapca.benchmark.session import Benchmark
-
     if method is None and network.model_option is not None:  # then the first word is the method
         method, network.model = network.model, None
     if method is None:
         raise OptionError("Name a network and a method, as MODEL METHOD; found no method.")
     source = network.source()
-    plan = Plan().changed(
+    plan = benchmark.Plan().changed(
         data=data or source.only_data,
         settings=arguments.separated(settings),
         batch_sizes=arguments.whole_numbers("--batch-sizes", batch_sizes),
@@ -127,13 +122,13 @@ def tune(
         images=images,
     )
     places = (arguments.cache_root(), folder, size, shorter_side)
-    benchmark = Benchmark(plan, source, filter, *places, split=cast("Split", split))
-    tuning = searching.tuning(method, benchmark, seed)
-    refuse_without_effect(benchmark.plan, {"components": components})
+    session = benchmark.Benchmark(plan, source, filter, *places, split=cast(Split, split))
+    tuning = searching.tuning(method, session, seed)
+    refuse_without_effect(session.plan, {"components": components})
     found = arguments.engine(jobs, engine)
     arguments.check_place(to)
     with ConsoleReporter("tune", lines=True, goes_on=AFTER_THE_LAST) as reporter:
-        benchmark.reporter = reporter
+        session.reporter = reporter
         tuned = tuning.run(to, engine=found, retry_failed=retry_failed)
     if as_json:
         facts = {
@@ -152,24 +147,22 @@ def tune(
     exit_if_failed(failed, "" if retry_failed else f"tune: {counted(failed, 'trial')} failed")
 
 
-def _values(text: str) -> Choices | Range:
+def _values(text: str) -> benchmark.Choices | benchmark.Range:
     """Return the values of an option that may be tried."""
-    from ttapca.benchmark.search import Choices, Range
-
     if (found := RANGE.fullmatch(text)) is None:
         try:
             values = tomllib.loads(f"values = [{text}]")["values"]
         except (ValueError, RecursionError):  # no TOML: words
             values = map(arguments.value_of, arguments.separated(text) or ())
-        return Choices(tuple(values))
+        return benchmark.Choices(tuple(values))
     low, high = arguments.value_of(found["low"]), arguments.value_of(found["high"])
     if not all(type(end) in (int, float) for end in (low, high)):
         raise OptionError(f"A range is LOW..HIGH[:log][:POINTS], in numbers; found `{text}`.")
     points = None if found["points"] is None else int(found["points"])
-    return Range(low, high, found["log"] is not None, points)
+    return benchmark.Range(low, high, found["log"] is not None, points)
 
 
-def _print(tuned: Tuned, tuning: Tuning, to: Path) -> None:
+def _print(tuned: benchmark.Tuned, tuning: benchmark.Tuning, to: Path) -> None:
     """Print trials, the best first, and how to use the best options."""
     from ttapca.benchmark.tuning import words_of
     from ttapca.methods.method import registration
@@ -197,7 +190,7 @@ def _print(tuned: Tuned, tuning: Tuning, to: Path) -> None:
         typer.echo(f"Python: ttapca.adapt({', '.join(call)})")
 
 
-def _table(tuned: Tuned) -> Table:
+def _table(tuned: benchmark.Tuned) -> Table:
     names = list(tuned.trials[0].options)
     notes = any(trial.status == "failed" for trial in tuned.trials)
     table = Table(title="Error [%] on held-out conditions", title_justify="left")
@@ -220,12 +213,12 @@ def _table(tuned: Tuned) -> Table:
     return table
 
 
-def _numbers(trial: Trial) -> list[str]:
+def _numbers(trial: benchmark.Trial) -> list[str]:
     numbers = (trial.mean, trial.spread, trial.clean, trial.score)
     return ["" if number is None else f"{number:.2f}" for number in numbers]
 
 
-def _trial_facts(trial: Trial) -> dict[str, Any]:
+def _trial_facts(trial: benchmark.Trial) -> dict[str, Any]:
     errors = {f"{name}:{severity}": error for (name, severity), error in trial.errors.items()}
     found = dataclasses.asdict(dataclasses.replace(trial, errors={}))
     return found | {"errors": errors, "mean": trial.mean, "spread": trial.spread}
