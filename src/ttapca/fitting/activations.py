@@ -14,16 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ttapca.errors import (
-    AttachError,
-    InputTypeError,
-    LayerOutputError,
-    NonFiniteError,
-    NotEnoughDataError,
-    OptionError,
-    ShapeError,
-    TtapcaError,
-)
+from ttapca import errors
 from ttapca.fitting.attachment import carries_filter
 from ttapca.fitting.channel_statistics import (
     FindLogits,
@@ -202,7 +193,7 @@ class SourceActivations:
         self.layer = paths.layers[self.path]
         self._core = core_of(model)[1]
         if carries_filter(self.layer):
-            raise AttachError(
+            raise errors.AttachError(
                 f"A filter is fitted on the untouched model; `{path}` already carries a filter. "
                 "Call `detach()` on what put it there first."
             )
@@ -212,7 +203,7 @@ class SourceActivations:
             ("logits", logits, "that finds the logits in what the model returns"),
         ):
             if function is not None and not callable(function):
-                raise OptionError(f"`{name}` is a function {purpose}; found {function!r}.")
+                raise errors.OptionError(f"`{name}` is a function {purpose}; found {function!r}.")
         # How many samples a batch usually has: which samples are kept follows from that.
         self.block = TENSOR_BATCH if isinstance(data, (Tensor, np.ndarray)) else 0
         if isinstance(data, np.ndarray):
@@ -254,7 +245,7 @@ class SourceActivations:
         try:
             first = next(iterator)
         except StopIteration:
-            raise NotEnoughDataError("Fitting needs data; found none.") from None
+            raise errors.NotEnoughDataError("Fitting needs data; found none.") from None
         if self._one_shot:
             self._data = itertools.chain([first], iterator)
         return first
@@ -272,7 +263,7 @@ class SourceActivations:
             if module is not self.layer:
                 return
             if not isinstance(output, Tensor) or output.dim() < 2:
-                raise LayerOutputError(
+                raise errors.LayerOutputError(
                     "A filter goes after a layer that returns one tensor of shape (batch, ...); "
                     f"`{self.path}` returned {_describe(output)}. Choose another layer."
                 )
@@ -284,20 +275,20 @@ class SourceActivations:
                 for module in leaves | {self.layer}:
                     patches.hook_output(module, record)
                 output = inputs.run(self.model)
-        except TtapcaError:
+        except errors.TtapcaError:
             raise
         except TypeError as error:
-            raise InputTypeError(
+            raise errors.InputTypeError(
                 f"The model cannot be called on the data: {error}. {_ADVICE}"
             ) from error
         except (RuntimeError, ValueError, IndexError) as error:
-            raise ShapeError(
+            raise errors.ShapeError(
                 "The model must take what the data hold, samples of shape "
                 f"{inputs.shape}; it does not: {error}. {_ADVICE}"
             ) from error
         if len(calls) != 1:
             times = "never called" if not calls else f"called {len(calls)} times"
-            raise LayerOutputError(
+            raise errors.LayerOutputError(
                 f"A filter goes after a layer that is called once in a forward pass; `{self.path}` "
                 f"is {times}. Choose another layer, or use a separate module for each call."
             )
@@ -372,19 +363,21 @@ class SourceActivations:
         ):
             inputs.run(self.model)
         if not reached:
-            raise LayerOutputError(f"`{self.path}` was not called in the forward pass of a batch.")
+            raise errors.LayerOutputError(
+                f"`{self.path}` was not called in the forward pass of a batch."
+            )
         return reached[0], samples_in(given[0]) if given else None
 
     def _check(self, activation: Tensor, config: PassConfig, where: str, some: ModelInputs) -> None:
         if tuple(activation.shape[1:]) != config.shape:
-            raise ShapeError(
+            raise errors.ShapeError(
                 f"All batches must give samples of one shape at `{self.path}`; {where} gave "
                 f"{tuple(activation.shape[1:])}, the first one {config.shape}."
             )
         if not torch.isfinite(activation).all():
             finite = all(bool(torch.isfinite(each).all()) for each in some.samples)
             place = f"the {config.at} of `{self.path}`" if finite else "the data"
-            raise NonFiniteError(
+            raise errors.NonFiniteError(
                 f"Fitting needs finite numbers; found NaN or infinity in {place} at {where} "
                 "(counting from 0). Remove or correct that batch."
             )
@@ -406,7 +399,7 @@ class SourceActivations:
     def require_several_passes(self) -> None:
         """Raise unless the data can be read more than once."""
         if self._one_shot:
-            raise OptionError(
+            raise errors.OptionError(
                 f"The output of `{self.path}` is decomposed by the randomised route, which reads "
                 "the data several times; found an iterator, which can be read once. Pass a loader "
                 "or a list."
@@ -424,7 +417,7 @@ class SourceActivations:
         )
         if first_samples(found.values) is None:
             whose = "`prepare` must give" if self.prepare else "Data must yield"
-            raise OptionError(
+            raise errors.OptionError(
                 f"{whose} tensors or arrays, pairs that start with one, or dicts with one that the "
                 f"model has an argument for, or under `{'`, `'.join(SAMPLES[:2])}`; {where} "
                 f"(counting from 0) is {_describe(batch)}. {_ADVICE}"
