@@ -90,12 +90,10 @@ class Comparison:
 
     @cached_property
     def lines(self) -> DataFrame:
-        """One row for each method with its options, in the order in which they were run.
-
-        `mean` is over all corruptions and seeds, without seeds that lack a corruption; `deviation`
-        is over seeds; `spread` is half the 95 % interval over images, or the deviation if that is
-        not known.
-        """
+        """One row for each method with its options, in the order in which they were run."""
+        # `mean` is over all corruptions and seeds, without seeds that lack a corruption;
+        # `deviation` is over seeds; `spread` is half the 95 % interval over images, or the
+        # deviation if that is not known.
         done = self.rows[self.rows.error.notna() & self.rows.corruption.isin(self.corruptions)]
         seeds = self._whole(self.corruptions).groupby(["line", "seed"]).error.agg(_mean)
         whole = seeds.groupby("line")

@@ -58,10 +58,8 @@ def usual_fit(
     engine: Engine | None = None,
     labelled: Iterable[Any] | None = None,
 ) -> FittedFilter:
-    """Fit a filter with so many components; by default all cosines, else the paper's number.
-
-    A `principal` filter, for a method of the paper, has cosines only if images are large or few.
-    """
+    """Fit a filter with so many components; by default all cosines, else the paper's number."""
+    # A `principal` filter, for a method of the paper, has cosines only if images are large or few.
     progress = Steps(reporter or Reporter(), f"fitting {layer}")
     options: dict[str, Any] = {"route": route, "outputs": outputs, "engine": engine}
 

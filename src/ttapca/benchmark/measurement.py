@@ -88,11 +88,9 @@ def _rows(unit: Unit, found: Sequence[dict[str, Any]], reason: str, command: str
 def measure(
     unit: Unit, subject: Subject, images: Images, watch: Watch | None = None
 ) -> list[Measured]:
-    """Measure each cell of a unit: numbers, named as in `Outcome`, and an observation.
-
-    If corruptions take turns, updates are those of the whole stream. In `changing`, only the last
-    one is observed: the gains are for it.
-    """
+    """Measure each cell of a unit: numbers, named as in `Outcome`, and an observation."""
+    # If corruptions take turns, updates are those of the whole stream. In `changing`, only the last
+    # one is observed: the gains are for it.
     cell = unit.cells[0]
     labels = subject.source.clean.labels
     outputs = json.loads(cell.options).get("outputs")

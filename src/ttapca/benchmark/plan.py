@@ -298,11 +298,9 @@ def units_of(
 
 
 def _among(stream: Sequence[Condition]) -> str:
-    """Return how `Cell.corrupted` names conditions that share an adaptation.
-
-    With clean images, which have no severity, that of the others is named; not the usual one, which
-    old files never name.
-    """
+    """Return how `Cell.corrupted` names conditions that share an adaptation."""
+    # With clean images, which have no severity, that of the others is named; not the usual one,
+    # which old files never name.
     names = tuple(dict.fromkeys(name for name, _ in stream))
     if names == STANDARD:
         return ""

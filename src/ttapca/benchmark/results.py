@@ -96,10 +96,8 @@ def per_image_rule(images: int, error: float | None) -> rules.Rule:
 
 
 def reader(path: Path) -> sqlite3.Connection:
-    """Open a file to read it, even in a folder that cannot be written to.
-
-    There SQLite can make no log beside it; as long as no rows wait in one, it never changes.
-    """
+    """Open a file to read it, even in a folder that cannot be written to."""
+    # There SQLite can make no log beside it; as long as no rows wait in one, it never changes.
     opened = connection(path)
     try:
         # With `mode=ro` SQLite would leave its two files behind.

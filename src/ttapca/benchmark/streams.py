@@ -21,12 +21,10 @@ MOST_STRETCHES = 100  # as in RoTTA's code
 def segments(
     setting: Setting, labels: NDArray[np.int64], corruptions: int, seed: int
 ) -> list[NDArray[np.int64]]:
-    """Return the order in which images arrive, in segments; adaptation may forget between them.
-
-    `labels` are those of the clean images. A segment has numbers of images; those of the second of
-    the joined corruptions are numbered after those of the first, and so on. In `gradual`,
-    all severities of the first corruption come before those of the second.
-    """
+    """Return the order in which images arrive, in segments; adaptation may forget between them."""
+    # `labels` are those of the clean images. A segment has numbers of images; those of the second
+    # of the joined corruptions are numbered after those of the first, and so on. In `gradual`, all
+    # severities of the first corruption come before those of the second.
     random = np.random.default_rng(seed)
     count = len(labels)
     if setting == "mixed":
@@ -59,13 +57,11 @@ def segments(
 def dirichlet_stretches(
     labels: NDArray[np.int64], concentration: float, random: np.random.Generator
 ) -> list[NDArray[np.int64]]:
-    """Divide images into stretches of a stream, with classes that come and go.
-
-    There are as many stretches as classes, but at most 100. Each class is distributed over them in
-    shares from a symmetric Dirichlet distribution; within a stretch, its classes come one after
-    another in a random order. This is the order of NOTE (Gong et al., 2022) as the code of RoTTA
-    (Yuan et al., 2023) makes it. A stretch has the places of its images in `labels`.
-    """
+    """Divide images into stretches of a stream, with classes that come and go."""
+    # There are as many stretches as classes, but at most 100. Each class is distributed over them
+    # in shares from a symmetric Dirichlet distribution; within a stretch, its classes come one
+    # after another in a random order. This is the order of NOTE (Gong et al., 2022) as the code of
+    # RoTTA (Yuan et al., 2023) makes it. A stretch has the places of its images in `labels`.
     classes, own = np.unique(labels, return_inverse=True)
     count = min(len(classes), MOST_STRETCHES)
     shares = random.dirichlet(np.full(count, concentration), len(classes))  # (classes, stretches)

@@ -264,10 +264,8 @@ def images_fingerprint(subject: Subject) -> Fingerprint:
 
 
 def corrupted_fingerprints(subject: Subject, conditions: Iterable[Condition]) -> list[Fingerprint]:
-    """Return the fingerprints of a folder of corrupted images; none if they are made in memory.
-
-    The first and last images of each condition count: all of them may be gigabytes.
-    """
+    """Return the fingerprints of a folder of corrupted images; none if they are made in memory."""
+    # The first and last images of each condition count: all of them may be gigabytes.
     folder = subject.source.folder
     found = []
     for condition in dict.fromkeys(conditions if folder else ()):

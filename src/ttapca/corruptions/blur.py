@@ -28,11 +28,10 @@ def gaussian_blur(images: Pixels, _numbers: Numbers, *, deviation: float) -> Pix
 
 
 def disk_kernel(radius: float, softness: float) -> NDArray[np.float32]:
-    """Return a disk whose rim is softened by a Gaussian of deviation `softness`.
-
-    The published kernels have 17 by 17 pixels, or as many as the disk if that is larger; a rim that
-    would leave them is mirrored back. Smaller disks are cut to the part that is not 0, for speed.
-    """
+    """Return a disk whose rim is softened by a Gaussian of deviation `softness`."""
+    # The published kernels have 17 by 17 pixels, or as many as the disk if that is larger; a rim
+    # that would leave them is mirrored back. Smaller disks are cut to the part that is not 0, for
+    # speed.
     rim, largest = (1, 8) if radius <= 8 else (2, int(radius))
     reach, outside = int(radius) + rim, cv2.BORDER_CONSTANT
     if reach > largest:
@@ -72,12 +71,10 @@ def motion_blur(
 
 
 def blur_along(images: Pixels, angles: Numbers, *, radius: int, deviation: float) -> Pixels:
-    """Blur each image along a line at its angle, in degrees clockwise from the right.
-
-    This is ImageMagick's `MotionBlurImage`, half a Gaussian: the pixel itself has the largest
-    weight, and 2 * radius more lie to one side of it along the line, at the nearest pixels. Pixels
-    outside the image repeat its edge.
-    """
+    """Blur each image along a line at its angle, in degrees clockwise from the right."""
+    # This is ImageMagick's `MotionBlurImage`, half a Gaussian: the pixel itself has the largest
+    # weight, and 2 * radius more lie to one side of it along the line, at the nearest pixels.
+    # Pixels outside the image repeat its edge.
     steps, radians = np.arange(2 * radius + 1), np.deg2rad(angles)[:, None]
     weights = np.exp(-0.5 * (steps / deviation) ** 2)
     weights /= weights.sum()
@@ -116,11 +113,9 @@ def glass_draws(height: int, width: int, parameters: Mapping[str, Any]) -> int:
 def glass_blur(
     images: Pixels, numbers: Numbers, *, deviation: float, max_delta: int, iterations: int
 ) -> Pixels:
-    """Smooth, give every pixel the value of a random neighbour, smooth again.
-
-    The published generator means to swap the two pixels, but swapping two numpy views copies one
-    over the other. CIFAR-C contains the copies, and so does this.
-    """
+    """Smooth, give every pixel the value of a random neighbour, smooth again."""
+    # The published generator means to swap the two pixels, but swapping two numpy views copies one
+    # over the other. CIFAR-C contains the copies, and so does this.
     kernel = gaussian_kernel(deviation)
     blurred = to_pixels(smooth(unit(images), kernel))
     count, height, width, channels = images.shape
@@ -138,13 +133,11 @@ def glass_blur(
 def _sources(
     down: NDArray[np.intp], right: NDArray[np.intp], size: tuple[int, int], max_delta: int
 ) -> NDArray[np.intp]:
-    """Return for each pixel of a batch, numbered in order, whose old value it has in the end.
-
-    The published loops visit the pixels from the last to the first, and each takes its
-    neighbour's *current* value. A neighbour that comes later in the image was visited before, and
-    may have taken its value from a third pixel, and so on. All such chains are followed at once,
-    and every round doubles the length that was followed.
-    """
+    """Return for each pixel of a batch, numbered in order, whose old value it has in the end."""
+    # The published loops visit the pixels from the last to the first, and each takes its
+    # neighbour's *current* value. A neighbour that comes later in the image was visited before, and
+    # may have taken its value from a third pixel, and so on. All such chains are followed at once,
+    # and every round doubles the length that was followed.
     count, (height, width) = len(down), size
     pixels = np.arange(count * height * width)
     # The published loops run from side - max_delta down to max_delta + 1.

@@ -26,11 +26,9 @@ _ELASTIC_TRUNCATE = 3.0  # deviations that the kernel of shifts reaches; other k
 
 
 def brightness(images: Pixels, _numbers: Numbers, *, amount: float) -> Pixels:
-    """Raise the value of HSV.
-
-    Hue and saturation stay, so all three channels grow by a factor that depends on the largest of
-    them only: a table over (largest, channel) holds every result.
-    """
+    """Raise the value of HSV."""
+    # Hue and saturation stay, so all three channels grow by a factor that depends on the largest of
+    # them only: a table over (largest, channel) holds every result.
     levels = np.arange(WHITE + 1) / WHITE
     brighter = np.minimum(levels + amount, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -42,11 +40,9 @@ def brightness(images: Pixels, _numbers: Numbers, *, amount: float) -> Pixels:
 
 
 def saturate(images: Pixels, _numbers: Numbers, *, factor: float, offset: float) -> Pixels:
-    """Scale and shift the saturation of HSV.
-
-    Hue and value stay, so the distance of each channel from the largest grows by a factor, which a
-    table over (largest, smallest) holds.
-    """
+    """Scale and shift the saturation of HSV."""
+    # Hue and value stay, so the distance of each channel from the largest grows by a factor, which
+    # a table over (largest, smallest) holds.
     levels = np.arange(WHITE + 1) / WHITE
     with np.errstate(divide="ignore", invalid="ignore"):
         saturation = 1.0 - levels[None, :] / levels[:, None]  # (largest, smallest)
@@ -130,11 +126,9 @@ def elastic_transform(
 
 
 def _precision(height: int, width: int) -> type[np.floating[Any]]:
-    """Return in which precision OpenCV samples.
-
-    The published generator uses single precision, and OpenCV 5 then samples at places that are
-    rounded less than in double precision.
-    """
+    """Return in which precision OpenCV samples."""
+    # The published generator uses single precision, and OpenCV 5 then samples at places that are
+    # rounded less than in double precision.
     return np.float64 if height * width <= FEW_PIXELS else np.float32
 
 

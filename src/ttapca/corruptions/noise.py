@@ -34,13 +34,11 @@ def impulse_noise(images: Pixels, numbers: Numbers, *, amount: float) -> Pixels:
 
 
 def shot_noise(images: Pixels, numbers: Numbers, *, photons: float) -> Pixels:
-    """Count photons: the darker the image, the fewer they are and the noisier it gets.
-
-    There are only 256 Poisson distributions, one per grey level. Their distribution functions are
-    put one after another into one ascending list, in which every number has its place. A coarse
-    table says where the numbers of each 256th part of (0, 1) begin, and nearly all are there or one
-    step further; only the others are searched for.
-    """
+    """Count photons: the darker the image, the fewer they are and the noisier it gets."""
+    # There are only 256 Poisson distributions, one per grey level. Their distribution functions are
+    # put one after another into one ascending list, in which every number has its place. A coarse
+    # table says where the numbers of each 256th part of (0, 1) begin, and nearly all are there or
+    # one step further; only the others are searched for.
     expected = np.arange(WHITE + 1) / WHITE * photons
     # Brighter than white is clipped, so counts above `photons` need no entries.
     counts = np.arange(int(np.ceil(photons)))

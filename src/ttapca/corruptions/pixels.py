@@ -65,10 +65,8 @@ def integers(numbers: Numbers, stop: int) -> NDArray[np.intp]:
 
 
 def normals(numbers: Numbers, mean: float, deviation: float) -> Numbers:
-    """Turn numbers from (0, 1) into normal ones by the inverse of the distribution function.
-
-    A rejection method would take an unknown number of draws for an image.
-    """
+    """Turn numbers from (0, 1) into normal ones by the inverse of the distribution function."""
+    # A rejection method would take an unknown number of draws for an image.
     values: Numbers = special.ndtri(numbers)
     values *= deviation
     values += mean
@@ -81,10 +79,8 @@ def unit(images: Pixels) -> Numbers:
 
 
 def to_pixels(values: Numbers) -> Pixels:
-    """Clip intensities to 0 to 1 and scale them to grey levels; overwrites `values`.
-
-    Grey levels are rounded down, as in the published generator: half a level darker on average.
-    """
+    """Clip intensities to 0 to 1 and scale them to grey levels; overwrites `values`."""
+    # Grey levels are rounded down, as in the published generator: half a level darker on average.
     np.clip(values, 0.0, 1.0, out=values)
     values *= WHITE
     return values.astype(np.uint8)
@@ -100,10 +96,8 @@ def gaussian_kernel(deviation: float, truncate: float = 4.0) -> Numbers:
 
 
 def smooth(images: Numbers, kernel: Numbers, border: int = cv2.BORDER_REPLICATE) -> Numbers:
-    """Convolve rows and columns of each image, (n, height, width, ...), with a symmetric kernel.
-
-    `border` is OpenCV's name for what the pixels outside are.
-    """
+    """Convolve rows and columns of each image, (n, height, width, ...), with a symmetric kernel."""
+    # `border` is OpenCV's name for what the pixels outside are.
     if kernel.size == 1:
         return images.copy()
     smoothed = np.empty_like(images)
@@ -116,11 +110,9 @@ _WIDE = 65  # pixels from which on a cosine transform is quicker than a sum over
 
 
 def smooth_reflected(fields: Numbers, kernel: Numbers) -> Numbers:
-    """Convolve rows and columns of fields, (n, height, width), that go on as in a mirror outside.
-
-    The mirror repeats the edge. Then the cosines of the DCT are only scaled, each by its own
-    factor, however wide the kernel is; it may be wider than the field.
-    """
+    """Convolve rows and columns of fields, (n, height, width), that go on as in a mirror."""
+    # The mirror repeats the edge. Then the cosines of the DCT are only scaled, each by its own
+    # factor, however wide the kernel is; it may be wider than the field.
     if kernel.size < _WIDE:
         return smooth(fields, kernel, cv2.BORDER_REFLECT)
     down, across = (_cosine_response(kernel, size) for size in fields.shape[1:])
@@ -139,12 +131,10 @@ def _cosine_response(kernel: Numbers, size: int) -> Numbers:
 
 
 def sum_of_zooms(images: Numbers, factors: tuple[float, ...]) -> Numbers:
-    """Return the sum of enlargements of images, (n, height, width, channels), about their middle.
-
-    For small images one sparse matrix over all pixels holds the sum of all enlargements: twenty-six
-    cost as much as one. For 224 by 224 pixels this matrix would take longer to make than to use, so
-    that rows and columns are enlarged one after the other, factor by factor.
-    """
+    """Return the sum of enlargements of images, (n, h, w, channels), about their middle."""
+    # For small images one sparse matrix over all pixels holds the sum of all enlargements:
+    # twenty-six cost as much as one. For 224 by 224 pixels this matrix would take longer to make
+    # than to use, so that rows and columns are enlarged one after the other, factor by factor.
     count, height, width, channels = images.shape
     if (pixels := height * width) <= FEW_PIXELS:
         columns = images.reshape(count, pixels, channels).transpose(1, 0, 2)

@@ -113,10 +113,8 @@ def frost(
 def choose_textures(
     given: str | Path | tuple[Pixels, ...] | None, height: int, width: int, scale: float
 ) -> tuple[tuple[Pixels, ...], float]:
-    """Return the photographs for images of a size, and by how much they are still to be shrunk.
-
-    If none are given, images as small as CIFAR's get the photographs that ship.
-    """
+    """Return the photographs for images of a size, and by how much they are still to be shrunk."""
+    # If none are given, images as small as CIFAR's get the photographs that ship.
     if isinstance(given, tuple):
         return given, scale
     if given is None and textures_ship(height, width, scale):
@@ -190,12 +188,11 @@ def fog(images: Pixels, numbers: Numbers, *, amount: float, decay: float) -> Pix
 
 
 def plasma(numbers: Numbers, side: int, decay: float) -> Numbers:
-    """Return fractal landscapes on a torus by the diamond-square algorithm, from 0 to 1.
-
-    The middle of every square, then that of every edge, becomes the mean of its four neighbours
-    plus a random height, which shrinks by `decay` squared per round as in the published generator.
-    Numbers (n, side * side - 1) give heights (n, side, side); the side is a power of two.
-    """
+    """Return fractal landscapes on a torus by the diamond-square algorithm, from 0 to 1."""
+    # The middle of every square, then that of every edge, becomes the mean of its four neighbours
+    # plus a random height, which shrinks by `decay` squared per round as in the published
+    # generator. Numbers (n, side * side - 1) give heights (n, side, side); the side is a power of
+    # two.
     heights = np.zeros((len(numbers), side, side))
     used, step, roughness = 0, side, _ROUGHNESS
     while step >= 2:
@@ -237,11 +234,9 @@ def spatter(
     strength: float,
     liquid: Literal["water", "mud"],
 ) -> Pixels:
-    """Put drops on the lens at the pixels whose smoothed noise exceeds a threshold.
-
-    Water brightens the image, mud covers it. `strength` is the opacity of water, or the deviation
-    of the blur of mud's edge.
-    """
+    """Put drops on the lens at the pixels whose smoothed noise exceeds a threshold."""
+    # Water brightens the image, mud covers it. `strength` is the opacity of water, or the deviation
+    # of the blur of mud's edge.
     noise = normals(numbers, mean, deviation).reshape(images.shape[:3])
     layer = smooth(noise, gaussian_kernel(smoothing))
     values = unit(images)

@@ -156,10 +156,8 @@ def _read_file(path: Path, size: PictureSize) -> Sample:
 
 
 def _tar_samples(path: Path, size: PictureSize) -> Iterator[Callable[[], Sample]]:
-    """Yield a reader of each sample of a WebDataset tar file; only headers are read at once.
-
-    A sample is a picture or array and its class, `00017.jpg` and `00017.cls`.
-    """
+    """Yield a reader of each sample of a WebDataset tar file; only headers are read at once."""
+    # A sample is a picture or array and its class, `00017.jpg` and `00017.cls`.
     advice = "It must be a plain tar file, not a compressed one."
     with reading(path, "is not a readable tar file", advice), path.open("rb") as file:
         # `tarfile` reads as many bytes as a header states; a map has no more than the file.

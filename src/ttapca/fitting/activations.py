@@ -392,9 +392,9 @@ class SourceActivations:
         if listen is not None:
             listen(fact)
 
-    def watched(self, steps: Iterable[Step], unit: str, count: int) -> Iterable[Step]:
+    def watched(self, steps: Iterable[Step], count: int) -> Iterable[Step]:
         """Let the progress display follow `count` steps that are not batches but parts or tasks."""
-        return self._progress(Counted(steps, unit, count))
+        return self._progress(Counted(steps, count))
 
     def require_several_passes(self) -> None:
         """Raise unless the data can be read more than once."""

@@ -54,10 +54,8 @@ class InputRange(NamedTuple):
 
 
 def extremes_of(images: Sequence[Tensor]) -> Tensor | None:
-    """Return the lowest and highest value of each channel of images, (images, channels, 1, 2).
-
-    `InputRange.beyond` says the same of them. None for samples that are no images of one kind.
-    """
+    """Return the lowest and highest value of each channel of images, (images, channels, 1, 2)."""
+    # `InputRange.beyond` says the same of them. None for samples that are no images of one kind.
     if {(each.dim(), each.shape[:1]) for each in images} != {(3, images[0].shape[:1])}:
         return None
     ends = [torch.stack(each.flatten(1).aminmax(dim=1), 1) for each in images if each.numel()]

@@ -137,7 +137,7 @@ class DataReader:
         del plan  # there is one task
         if self._parts:
             reader = PartReader(source, config)
-            return reader(source.watched(self._parts, "part", len(self._parts)))
+            return reader(source.watched(self._parts, len(self._parts)))
         into = SourceStatistics(config, source.device)
         source.collect(into, self._positions)
         return into
@@ -171,7 +171,7 @@ class EngineReader(DataReader):
             network = write_artifact(PartReader(source, config), Path(folder), "the network")
             work = partial(_read_parts, network)
             with closing(self._engine.run(tasks, work, needs=[network], ready=check)) as run:
-                return merged(source.watched(_results(run), "task", len(tasks)))
+                return merged(source.watched(_results(run), len(tasks)))
 
 
 def _divided(parts: Sequence[PlacedPart], tasks: int) -> list[list[PlacedPart]]:

@@ -163,10 +163,8 @@ class ReliableSteps(GradientSteps):
 def fisher_information(
     model: nn.Module, parameters: list[nn.Parameter], source: SourceData, outputs: Outputs
 ) -> list[Tensor]:
-    """Return the diagonal of the Fisher information: mean squared gradients of log-likelihoods.
-
-    As in the official code labels are predictions, and the gradient is that of a batch's mean.
-    """
+    """Return the diagonal of the Fisher information: mean squared gradients of log-likelihoods."""
+    # As in the official code labels are predictions, and the gradient is that of a batch's mean.
     total = [torch.zeros_like(parameter) for parameter in parameters]
     count = 0
     # A loader that shuffles draws from the caller's random state, which is then restored.

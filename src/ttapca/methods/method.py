@@ -175,10 +175,8 @@ class GradientMethod(Method):
     def assembly(
         self, *moved: Surface, predictor: Predictor, statistics: Sequence[Surface] | None = None
     ) -> Assembly:
-        """Return statistics, the surfaces that steps move, and the gains of a filter if given.
-
-        Statistics of the method's own take the place of those that the option chooses.
-        """
+        """Return statistics, the surfaces that steps move, and the gains of a filter if given."""
+        # Statistics of the method's own take the place of those that the option chooses.
         gain = self.gain or "relu"
         below = [] if self.filter is None else [SpectralGains(self.filter, gain)]
         if statistics is None:
@@ -195,11 +193,9 @@ def statistics_surfaces(
     classes: SourceClasses | None = None,
     constants: Constants = CONSTANTS,
 ) -> list[Surface]:
-    """Return the surfaces for a choice of statistics; a network without BatchNorm is no error.
-
-    `mixed` also mixes the GroupNorm or LayerNorm layers that the filters `below` know. The part
-    that `classes` explain is taken out of the statistics of a batch.
-    """
+    """Return the surfaces for a choice of statistics; a network without BatchNorm is no error."""
+    # `mixed` also mixes the GroupNorm or LayerNorm layers that the filters `below` know. The part
+    # that `classes` explain is taken out of the statistics of a batch.
     closed = [surface.fitted for surface in below if surface.in_closed_form]
     if statistics == "mixed":
         statistics = Mixture()
@@ -318,10 +314,8 @@ def register(
     fixed: Mapping[str, Any] | None = None,
     **preset: Any,
 ) -> Callable[[AnyMethod], AnyMethod]:
-    """Give a method a name; see `Registration`.
-
-    `fixed` holds options that the name sets and that cannot be changed, `preset` other defaults.
-    """
+    """Give a method a name; see `Registration`."""
+    # `fixed` holds options that the name sets and that cannot be changed, `preset` other defaults.
 
     def registered(method: AnyMethod) -> AnyMethod:
         said = summary or (inspect.getdoc(method) or "").partition("\n\n")[0].replace("\n", " ")

@@ -127,12 +127,10 @@ class EnsembledSteps(GradientSteps):
 
 
 def prediction_weights(predictions: Tensor, mean: Tensor, temperature: float) -> Tensor:
-    """Return how much each sample counts, shape (batch,): exp(diversity certainty / temperature).
-
-    Diversity is 1 - cos(prediction, mean prediction), certainty the negative entropy, each scaled
-    to [0, 1] over the batch (to 0 if all samples are equal, so that each then counts 1). Samples
-    whose diversity is below the batch's mean count 0.
-    """
+    """Return how much each sample counts, (batch,): exp(diversity certainty / temperature)."""
+    # Diversity is 1 - cos(prediction, mean prediction), certainty the negative entropy, each scaled
+    # to [0, 1] over the batch (to 0 if all samples are equal, so that each then counts 1). Samples
+    # whose diversity is below the batch's mean count 0.
     diversity = _to_unit_range(1 - F.cosine_similarity(mean.unsqueeze(0), predictions, dim=1))
     certainty = _to_unit_range(-torch.special.entr(predictions).sum(1))
     weights = torch.exp(diversity * certainty / temperature)

@@ -90,11 +90,9 @@ class DiverseLikelihood:
 
 
 def soft_likelihood_ratio(logits: Tensor, *, clip: float | None = None) -> Tensor:
-    """Return the expected log ratio of all other classes to one: sum_c p_c log((1 - p_c) / p_c).
-
-    Unlike the entropy it does not saturate: a certain prediction still has a gradient. Above
-    `clip`, probabilities count as that, and have none.
-    """
+    """Return the expected log ratio of all other classes to one: sum_c p_c log((1 - p_c) / p_c)."""
+    # Unlike the entropy it does not saturate: a certain prediction still has a gradient. Above
+    # `clip`, probabilities count as that, and have none.
     log_probabilities = log_softmax(logits)
     if clip is not None:
         log_probabilities = log_probabilities.clamp(max=math.log(clip))

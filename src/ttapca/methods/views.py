@@ -91,11 +91,9 @@ STRONG_COLOURS = replace(STRONG, degrees=0.0, shift=0.0, zoom=0.0, flip=False)
 
 
 def mixed_views(image: Tensor, count: int, generator: Generator, *, flip: bool = True) -> Tensor:
-    """Return views of one image, each a mixture of itself and of three gently changed versions.
-
-    After AugMix (Hendrycks et al., 2020): the weights of the versions come from a flat Dirichlet
-    distribution, the weight of the unchanged image from a uniform one.
-    """
+    """Return views of one image, each a mixture of itself and of three gently changed versions."""
+    # After AugMix (Hendrycks et al., 2020): the weights of the versions come from a flat Dirichlet
+    # distribution, the weight of the unchanged image from a uniform one.
     base = replace(CROP, flip=flip)(image.expand(count, -1, -1, -1), generator)
     versions = GENTLE(base.repeat(CHAINS, 1, 1, 1), generator).view(CHAINS, *base.shape)
     uniform = _uniform(base, CHAINS + 1, generator).T.add(1).div(2)  # (4, count), from 0 to 1

@@ -18,11 +18,9 @@ from ttapca.support.wrapping import Result, surely
 def with_values(
     parameters: Sequence[nn.Parameter], values: Sequence[Tensor], run: Callable[[], Result]
 ) -> Result:
-    """Return what `run` returns while the parameters have other values.
-
-    Nothing is copied, and an interrupt changes nothing. Take a gradient inside if the forward pass
-    was run inside, and outside if it was run outside.
-    """
+    """Return what `run` returns while the parameters have other values."""
+    # Nothing is copied, and an interrupt changes nothing. Take a gradient inside if the forward
+    # pass was run inside, and outside if it was run outside.
     own = [parameter.data for parameter in parameters]
 
     def exchanged() -> Result:

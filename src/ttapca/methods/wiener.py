@@ -170,10 +170,8 @@ class Wiener(Method):
 
     @property
     def _counts_classes(self) -> bool:
-        """Whether the order of images only says for how many they count.
-
-        That is so if the source had too few images to tell a run from a network that collapses.
-        """
+        """Whether the order of images only says for how many they count."""
+        # That is so if the source had too few images to tell a run from a network that collapses.
         few = self._classes is not None and self._classes.pairs is None
         return few and self.order is None and self._mixes and not self.learns
 

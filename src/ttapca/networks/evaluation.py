@@ -196,18 +196,7 @@ def expected_calibration_error(
 def confusion_matrix(
     predicted: Tensor, labels: Tensor, classes: int, ignore: int | None = None
 ) -> Tensor:
-    """Count pairs of label and predicted class, int64, shape (classes, classes), labels in rows.
-
-    Args:
-        predicted: A class for each label, or logits, (batch, classes, ...).
-        labels: Classes from 0 on, of any shape: of images, (batch,), or of pixels.
-        classes: How many there are.
-        ignore: A label that is not counted, for pixels that have none.
-
-    Example:
-        >>> confusion_matrix(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 2).tolist()
-        [[1, 1], [0, 1]]
-    """
+    """Count pairs of label (rows) and predicted class, int64, (classes, classes)."""
     logits = predicted.dim() == labels.dim() + 1 and predicted.shape[1:2] == (classes,)
     found = (predicted.argmax(1) if logits else predicted).cpu()
     labels = labels.cpu()
@@ -245,7 +234,13 @@ def mean_iou(
     """Return the mean intersection over union, in percent, for predictions of every pixel.
 
     Pixels of all images are counted together, and the mean is over the classes that labels have.
-    Arguments are those of `confusion_matrix`, or batches of them, of which one is kept at a time.
+
+    Args:
+        predicted: A class for each label, or logits, (batch, classes, ...); or batches of them, of
+            which one is kept at a time.
+        labels: Classes from 0 on, of any shape: of images, (batch,), or of pixels; or batches.
+        classes: How many there are.
+        ignore: A label that is not counted, for pixels that have none.
 
     Example:
         >>> labels = torch.tensor([[[0, 0], [1, 255]]])

@@ -122,11 +122,10 @@ def queued(lock: Path, waiting: Callable[[str], None] | None = None) -> Iterator
 
 @contextmanager
 def staged_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
-    """Yield a folder to fill, and move it to `target` when the block ends.
-
-    Processes take turns. One that is killed leaves either the old folder or the new one, complete,
-    at `target` or beside it, from where `recover` puts it back. `keep_old` renames the old folder.
-    """
+    """Yield a folder to fill, and move it to `target` when the block ends."""
+    # Processes take turns. One that is killed leaves either the old folder or the new one,
+    # complete, at `target` or beside it, from where `recover` puts it back. `keep_old` renames the
+    # old folder.
     with writing(target), _turn_at(target) as alone:
         _recover(target)
         staging = _new_staging(target, alone=alone)

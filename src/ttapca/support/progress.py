@@ -25,10 +25,10 @@ class Reporter:
 
 
 class Counted(Generic[Step]):
-    """Steps whose number is known, and the word for one of them; other steps are batches."""
+    """Steps whose number is known."""
 
-    def __init__(self, steps: Iterable[Step], unit: str, count: int) -> None:
-        self._steps, self.unit, self._count = steps, unit, count
+    def __init__(self, steps: Iterable[Step], count: int) -> None:
+        self._steps, self._count = steps, count
 
     def __length_hint__(self) -> int:
         """Return how many there are."""

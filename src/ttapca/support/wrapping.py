@@ -151,10 +151,8 @@ def is_replaced(module: nn.Module) -> bool:
 
 
 def surely(run: Callable[[], Result], then: Callable[[], object]) -> Result:
-    """Return what `run` returns, and call `then` afterwards, however `run` ends.
-
-    It is called twice, as an interrupt may come within: it must go on there, or do nothing.
-    """
+    """Return what `run` returns, and call `then` afterwards, however `run` ends."""
+    # It is called twice, as an interrupt may come within: it must go on there, or do nothing.
     try:
         try:
             return run()
