@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from benchmark.worlds import small_subject
 from ttapca.benchmark import Subject
 from ttapca.engines.artifacts import Artifact
-from ttapca.errors import EngineError
 
 ONCE, ALWAYS = 5, 7  # sizes of batches
 
@@ -69,10 +68,6 @@ def kill_at_one(task: int) -> int:
 
 def sum_of_artifact(artifact: Artifact[list[int]], task: int) -> int:
     return sum(artifact.open()) + task
-
-
-def missing_numbers() -> list[int]:
-    raise EngineError("There are no numbers here.")
 
 
 def deadly_subject(folder: Path | None) -> Subject:

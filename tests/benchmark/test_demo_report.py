@@ -18,7 +18,6 @@ from ttapca.benchmark.demo_report import RepairedImage, repaired_images
 from ttapca.benchmark.report_page import report
 from ttapca.benchmark.streams import segments
 from ttapca.datasets import to_tensor
-from ttapca.engines import SerialEngine
 
 PLAN = Plan(
     "digits",
@@ -33,7 +32,7 @@ PLAN = Plan(
 
 @torch.no_grad()
 def test_the_first_images_that_turn_are_shown(tmp_path: Path) -> None:
-    subject = Benchmark(PLAN).prepare(tmp_path / "r.sqlite", SerialEngine())
+    subject = Benchmark(PLAN).prepare(tmp_path / "r.sqlite")
     cells = [unit.cells[0] for unit in expand(PLAN, subject)]
     shown = repaired_images(cells, subject)
     assert [each.corruption for each in shown] == ["contrast"] * 2  # pixelate is of its family

@@ -15,15 +15,13 @@ from torch import nn
 import ttapca
 from benchmark.worlds import DIGITS_PLAN, Recorder, small_subject
 from ttapca.benchmark import Benchmark, ImageSource, Plan, Results, Row
-from ttapca.benchmark.subject import ImageCache, read_measured
+from ttapca.benchmark.subject import ImageCache
 from ttapca.corruptions import corrupt, sensors
 from ttapca.corruptions.apply import corrupt_any_size
 from ttapca.datasets import Images, Series, read_digits, to_tensor
-from ttapca.engines import SerialEngine
 from ttapca.errors import (
     DataFormatError,
     DataNotFoundError,
-    EngineError,
     NotEnoughDataError,
     OptionError,
 )
@@ -88,7 +86,7 @@ def test_a_comparison_says_which_severities_it_takes(
     for names, expected in (("clean", []), ("fog", [f"severities of cifar-c, {said}"])):
         recorder = Recorder()
         plan = UNFILTERED.changed(table=table, corruptions=(names,))
-        Benchmark(plan, reporter=recorder).prepare(tmp_path / "r.sqlite", SerialEngine())
+        Benchmark(plan, reporter=recorder).prepare(tmp_path / "r.sqlite")
         assert [each for each in recorder.notes if "severities" in each] == expected
 
 
@@ -181,14 +179,6 @@ def test_a_full_disk_is_not_kept_full(tmp_path: Path) -> None:
 
     np.testing.assert_array_equal(ImageCache(tmp_path, most=2).get("ones", 1, parts), one)
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
-
-
-def test_images_of_another_machine() -> None:
-    digits = read_digits()
-    right = ("digits", "test", 40, digits[:40].fingerprint())
-    np.testing.assert_array_equal(read_measured(*right).images, digits.images[:40])
-    with pytest.raises(EngineError, match=r"the same test images; here those of `digits` are"):
-        read_measured("digits", "test", 39, digits[:40].fingerprint())
 
 
 # Fingerprints ------------------------------------------------------------------------------------

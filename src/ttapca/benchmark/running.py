@@ -151,11 +151,11 @@ def _remote_work(subject: Subject, units: Sequence[Unit], folder: Path) -> Itera
     make_folder(folder)
     try:
         source = subject.source
-        images = write_artifact(source.clean, folder, "the images", fallback=source.recipe)
+        images = write_artifact(source.clean, folder, "the images")
         corrupted, textures = (
             each and each.absolute() for each in (source.folder, source.textures)
         )
-        bare = replace(source, folder=corrupted, textures=textures, cache=None, recipe=None)
+        bare = replace(source, folder=corrupted, textures=textures, cache=None)
         whole = write_artifact(
             replace(subject, source=bare),
             folder,

@@ -28,7 +28,6 @@ from ttapca.benchmark.subject import (
     corrupted_fingerprints,
     filter_fingerprint,
     images_fingerprint,
-    read_measured,
 )
 from ttapca.corruptions.catalogue import table_in_words
 from ttapca.datasets import CIFAR10_500, FROST, Choice, Images, Split, TensorBatches, choose, load
@@ -98,7 +97,7 @@ class Benchmark:
         """
         to = Path(to)
         engine = engine_of(engine) if engine is None or isinstance(engine, str) else engine
-        subject = self.prepare(to, engine)
+        subject = self.prepare(to)
         units = expand(self.plan, subject)
         with Results(to) as results:  # not before: a plan that is refused leaves no file
             run(
@@ -113,7 +112,7 @@ class Benchmark:
             wanted = {cell for unit in units for cell in unit.cells}
             return [row for row in results.rows() if row.cell in wanted]
 
-    def prepare(self, to: Path | str, engine: Engine) -> Subject:
+    def prepare(self, to: Path | str) -> Subject:
         """Return network, filter and images; a filter that is fitted now is kept beside `to`."""
         to = Path(to)
         _check_file(to, ())  # a file of something else is refused before any work
@@ -134,12 +133,6 @@ class Benchmark:
             check_shape(subject)
             if self._saved_filter is not None:
                 subject.fingerprints += (filter_fingerprint(subject, self._saved_filter),)
-        if engine.remote:
-            path, fingerprint = Path(self.plan.data), subject.source.clean.fingerprint()
-            data = str(path.absolute()) if path.exists() else self.plan.data
-            subject.source.recipe = partial(
-                read_measured, data, self.split, self.plan.images, fingerprint, **self._reading
-            )
         if corruptions and not self.plan.corrupted:
             size = subject.source.clean.images.shape[1:3]
             self.reporter.note(table_in_words(self.plan.table, *size))

@@ -18,8 +18,8 @@ from ttapca.benchmark.rows import CLEAN, Fingerprint
 from ttapca.corruptions import CIFAR_C, IMAGENET_C, default_table, load_table, load_textures
 from ttapca.corruptions.apply import corrupt_any_size, needs_photographs
 from ttapca.corruptions.sensors import DEGRADATIONS, degrade
-from ttapca.datasets import Choice, Images, Series, Split, choose, load, read_cifar_c
-from ttapca.errors import DataFormatError, EngineError, NotEnoughDataError, OptionError
+from ttapca.datasets import Choice, Images, Series, Split, choose, read_cifar_c
+from ttapca.errors import DataFormatError, NotEnoughDataError, OptionError
 from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.fitting.store import TENSORS
 from ttapca.networks.source import fingerprint
@@ -125,7 +125,6 @@ class ImageSource:
         textures: The folder with the photographs of frost.
         rows: Which of all test images the clean ones are; the first ones by default.
         cache: Shares the images that several processes make.
-        recipe: Reads the clean images on another machine.
         table: The severities of corrupted images made in memory, as for `ttapca.corruptions`.
 
     Example:
@@ -141,7 +140,6 @@ class ImageSource:
     textures: Path | None = None
     rows: NDArray[np.int64] | None = None
     cache: ImageCache | None = None
-    recipe: Callable[[], Images] | None = None
     table: str | None = None
     _kept: tuple[tuple[Condition, ...], Images] | None = field(default=None, init=False, repr=False)
 
@@ -241,20 +239,6 @@ class ImageSource:
 def choose_measured(labels: NDArray[np.int64], count: int | None, split: Split) -> Choice:
     """Choose the measured images: of training images the last, as methods learn from the first."""
     return choose(labels, count, order="stored", last=split == "train")
-
-
-def read_measured(
-    data: str, split: Split, count: int | None, fingerprint: str, **how: Any
-) -> Images:
-    """Read the measured images on another machine, under the same path; `how` is for `load`."""
-    found = load(data, split, **how)
-    found = choose_measured(found.labels, count, split).of(found)
-    if found.fingerprint() != fingerprint:
-        raise EngineError(
-            f"Every worker must have the same test images; here those of `{data}` are others. Copy "
-            "the data, or put the results into a folder that all workers share."
-        )
-    return found
 
 
 def images_fingerprint(subject: Subject) -> Fingerprint:

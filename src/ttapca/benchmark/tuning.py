@@ -174,7 +174,7 @@ class Tuning:
         sampler = Sampler(self.space, self.search)
         _ = bench.named_network  # first: a mistyped name must not ask for images
         check_split(bench.plan.data, bench.split, bench.images)
-        subject = bench.prepare(to, engine)
+        subject = bench.prepare(to)
         with Results(to) as results:
             return _TuningRun(self, subject, results, engine, retry_failed).of(sampler)
 

@@ -17,7 +17,7 @@ from ttapca.cli.console import print_tables
 from ttapca.cli.data import get
 from ttapca.cli.publish import write_report
 from ttapca.datasets import DATA_SETS
-from ttapca.engines import SerialEngine, engine_of
+from ttapca.engines import engine_of
 from ttapca.errors import OptionError
 from ttapca.support.disk import make_folder
 
@@ -82,7 +82,7 @@ def _photographs(to: Path) -> None:
         for row in rows
         if row.cell.setting in pictured.plan.settings and row.cell.method == RECOMMENDED
     ]
-    repaired = repaired_images(shown, pictured.prepare(results, SerialEngine()))
+    repaired = repaired_images(shown, pictured.prepare(results))
     out = Console()
     for heading, table in zip(HEADINGS, demo_tables(rows), strict=True):
         out.print(f"\n{heading}", highlight=False)

@@ -6,7 +6,7 @@ import hashlib
 import pickle
 import shutil
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,7 +18,7 @@ from warnings import catch_warnings
 import numpy as np
 import torch
 
-from ttapca.errors import EngineError, TtapcaError
+from ttapca.errors import EngineError
 from ttapca.support.disk import writing
 
 Content = TypeVar("Content")
@@ -38,8 +38,6 @@ class Artifact(Generic[Content]):
     digest: str  # the SHA-256 of the file, which is its name as well
     size: int
     folder: Path = field(compare=False)  # of the machine that wrote it
-    # Makes the content on a worker that does not see the file.
-    fallback: Callable[[], Content] | None = field(default=None, compare=False)
 
     def open(self) -> Content:
         """Return the content, the same object each time in one process, or raise `EngineError`."""
@@ -58,19 +56,13 @@ class Artifact(Generic[Content]):
 @lru_cache(MOST_OPEN)
 def _content(artifact: Artifact[Any]) -> Any:
     found = artifact.file()
-    if found is not None:
-        return torch.load(found, mmap=True, weights_only=False)
-    reason = "."
-    if artifact.fallback is not None:
-        try:
-            return artifact.fallback()
-        except TtapcaError as error:
-            reason = f", and: {error}"
-    raise EngineError(
-        f"Every worker must see {artifact.label}; this one does not see "
-        f"{artifact.folder / artifact.digest}{reason} Put the results into a folder that all "
-        "workers share."
-    )
+    if found is None:
+        raise EngineError(
+            f"Every worker must see {artifact.label}; this one does not see "
+            f"{artifact.folder / artifact.digest}. Put the results into a folder that all workers "
+            "share."
+        )
+    return torch.load(found, mmap=True, weights_only=False)
 
 
 def write_artifact(
@@ -79,7 +71,6 @@ def write_artifact(
     label: str,
     *,
     parts: Mapping[int, Artifact[Any]] | None = None,  # of objects within it, by their `id`
-    fallback: Callable[[], Content] | None = None,
 ) -> Artifact[Content]:
     """Write an object to an existing folder, best one that all workers see."""
     unfinished = folder / "unfinished"
@@ -96,7 +87,7 @@ def write_artifact(
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = unfinished.stat().st_size
         unfinished.replace(folder / digest)
-    return Artifact(label, digest, size, folder.absolute(), fallback)
+    return Artifact(label, digest, size, folder.absolute())
 
 
 def keep_files_in(folder: Path) -> None:
