@@ -17,7 +17,9 @@ import ttapca
 from fitting.parted import rewrite
 from ttapca.errors import SavedFilterError
 from ttapca.fitting.activations import ModelInputs
-from ttapca.fitting.channel_statistics import (
+from ttapca.fitting.source_statistics import (
+    KEPT_PARTS,
+    KEPT_SAMPLES,
     MEASURED,
     ONE_IN,
     ChannelSums,
@@ -25,7 +27,6 @@ from ttapca.fitting.channel_statistics import (
     Subsample,
     choose_subsample,
 )
-from ttapca.fitting.source_statistics import KEPT_PARTS, KEPT_SAMPLES
 from ttapca.spectral.source_classes import LayerClasses
 
 

@@ -19,8 +19,7 @@ from ttapca.errors import (
     OptionError,
     ShapeError,
 )
-from ttapca.fitting.channel_statistics import MEASURED
-from ttapca.fitting.source_statistics import KEPT_PARTS, KEPT_SAMPLES
+from ttapca.fitting.source_statistics import KEPT_PARTS, KEPT_SAMPLES, MEASURED
 
 DATA = images(150)
 PROBE = images(4, seed=8)

@@ -25,7 +25,7 @@ from ttapca.errors import (
     OptionError,
     ShapeError,
 )
-from ttapca.fitting import channel_statistics
+from ttapca.fitting import source_statistics
 from ttapca.fitting.fit import plan_fit
 from ttapca.fitting.readers import CHECKED_PARTS
 from ttapca.fitting.source_statistics import merged
@@ -47,9 +47,9 @@ def small_choices() -> Iterator[None]:
     """Choices that these few samples are too many for, so that they matter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(position_sample, "SAMPLES", 300)
-        patch.setattr(channel_statistics, "MEASURED", 120)
-        patch.setattr(channel_statistics, "MEASURED_PER_CLASS", 1)
-        patch.setattr(channel_statistics, "ONE_IN", 4)
+        patch.setattr(source_statistics, "MEASURED", 120)
+        patch.setattr(source_statistics, "MEASURED_PER_CLASS", 1)
+        patch.setattr(source_statistics, "ONE_IN", 4)
         yield
 
 
@@ -94,7 +94,7 @@ def test_the_choices_matter_in_the_test_above(small_choices: None) -> None:
     found = whole("BatchNorm", "conv1", "dct")
     assert found.energies_ is not None
     assert len(found.energies_) == 210  # every other one
-    rule = channel_statistics.choose_subsample(small_convnet(), SAMPLES, 5)
+    rule = source_statistics.choose_subsample(small_convnet(), SAMPLES, 5)
     assert 40 < int(rule.of(torch.arange(SAMPLES)).sum()) < SAMPLES
 
 
@@ -254,13 +254,13 @@ def test_an_engine_needs_parts() -> None:
 def test_progress_counts_parts_or_tasks() -> None:
     class Listener:
         def __init__(self) -> None:
-            self.lengths: list[tuple[int, str]] = []
+            self.lengths: list[int] = []
 
         def __call__(self, steps: Any) -> Any:
-            self.lengths.append((steps.__length_hint__(), steps.unit))
+            self.lengths.append(steps.__length_hint__())
             return itertools.chain(steps)
 
-    for engine, expected in ((None, (5, "part")), (ShuffledEngine(workers=1), (4, "task"))):
+    for engine, expected in ((None, 5), (ShuffledEngine(workers=1), 4)):
         listener = Listener()
         parts = parts_of(DATA, [50, 150, 250, 350])
         ttapca.fit(small_convnet(), "conv1", parts, 5, progress=listener, engine=engine)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ttapca.fitting.channel_statistics import ChannelSums
+from ttapca.fitting.source_statistics import ChannelSums
 from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.source_classes import (
     IMAGES_A_FEATURE,

@@ -16,14 +16,17 @@ from torch import Tensor, nn
 
 from ttapca import errors
 from ttapca.fitting.attachment import carries_filter
-from ttapca.fitting.channel_statistics import (
+from ttapca.fitting.plan import FitPlan
+from ttapca.fitting.source_statistics import (
     FindLogits,
+    MomentsKind,
+    PassConfig,
+    Side,
     SourceChannels,
+    SourceStatistics,
     choose_subsample,
     found_logits,
 )
-from ttapca.fitting.plan import FitPlan
-from ttapca.fitting.source_statistics import MomentsKind, PassConfig, Side, SourceStatistics
 from ttapca.spectral.basis_choice import acts_on_input
 from ttapca.spectral.position_sample import Positions
 from ttapca.support.inputs import (
