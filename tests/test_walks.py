@@ -71,7 +71,7 @@ def adapted() -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("name", "walk", "files", "changes"),
     [
-        ("fit", fitted, 32, 345),  # 303 before inputs could be lists and dicts of samples
+        ("fit", fitted, 31, 343),  # 303 before inputs could be lists and dicts of samples
         ('adapt(model, "wiener")', adapted, 36, 127),
         ('a call of "ttapca-relu"', lambda: called("ttapca-relu"), 13, 62),
         ('a call of "wiener"', lambda: called("wiener"), 25, 147),
