@@ -34,7 +34,12 @@ from ttapca.adaptation.surfaces import SpectralGains
 from ttapca.errors import LayerOutputError, OptionError
 from ttapca.spectral.chain import ChainState, ClassChain
 from ttapca.spectral.constants import CONSTANTS
-from ttapca.spectral.source_classes import ClassPlan, SourceClasses, corrections
+from ttapca.spectral.source_classes import (
+    ClassPlan,
+    PairStatistic,
+    SourceClasses,
+    corrections,
+)
 from ttapca.spectral.stream import Stream
 from ttapca.spectral.stream_batch import ImageRows
 from ttapca.spectral.stream_state import LayerMoments, leaves
@@ -133,6 +138,33 @@ def test_a_pass_is_repeated_if_classes_are_a_surprise(
 def test_one_pass_is_enough_if_the_next_would_be_the_same(options: dict[str, Any]) -> None:
     """Statistics that have no weight, or none at all."""
     assert sizes_of_passes([[FEW], [OTHER], [MANY]], **options)[0] == [1, 1, 1]
+
+
+def test_first_images_are_taken_for_one_class_until_a_second_pass_denies_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any two look alike, by 2 nats; that counts from the second pass on, or the next batch."""
+    told: list[float] = []
+
+    def read(*given: Any) -> Any:
+        told.append(float(np.asarray(given[-1]).ravel()[0]))
+        return plain(*given)
+
+    plain = ClassChain.read
+    with wiener() as adapter:
+        monkeypatch.setattr(PairStatistic, "said_by_any", lambda *_: np.full(1, 2.0))
+        monkeypatch.setattr(ClassChain, "read", read)
+        pixels = pictures(IN_RUNS, 8)
+        adapter(pixels[:40])
+        assert len(told) > 1
+        assert told[0] == 0
+        assert set(told[1:]) == {2.0}
+        told.clear()
+        adapter(pixels[40:80])
+        assert told[0] == pytest.approx(2 * (1 - np.exp(-40 / CONSTANTS.block)))
+        told.clear()
+        adapter(pixels[:1])  # is never passed again
+        assert told == [2.0]
 
 
 def test_the_class_of_the_last_pass_is_kept() -> None:

@@ -362,6 +362,21 @@ def test_few_classes_in_no_order_are_held(size: int) -> None:
         assert error(found.outputs, labels) < 0.7 * error(predicted, labels)
 
 
+def test_of_a_confused_network_few_classes_are_not_believed() -> None:
+    """It favours some classes, whatever the stream shows."""
+    rng = np.random.default_rng(4)
+    labels = rng.integers(3, size=(STREAMS, 100))
+    predicted, said = predictions(labels, rng), pairs(labels, rng)
+    held = [
+        CHAIN.read(CHAIN.start(STREAMS), predicted, said, confused=np.full(STREAMS, nats))[1].held
+        for nats in (0.0, 0.1, 2.0)
+    ]
+    assert (held[0][:, -1] > 0.9).all()
+    assert (held[2][:, -1] < 0.1).all()
+    assert (held[0] >= held[1]).all()
+    assert (held[1] >= held[2]).all()
+
+
 @SIZES
 def test_an_order_that_comes_and_goes_is_followed(size: int) -> None:
     rng = np.random.default_rng(6)

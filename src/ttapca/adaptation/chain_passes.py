@@ -112,7 +112,7 @@ class ChainPasses(Predictor):
                 last[number] = batch, place
             if batch.left_out or not self._usable(found, batch):
                 return (found if logits is None else logits), last
-            plan, outputs = self._read(batch, found)
+            plan, outputs = self._read(batch, found, trial=left == passes - 1 > 0)
             if logits is not None and images is not None:
                 outputs = logits.index_copy(0, images.to(logits.device), outputs)
             logits = outputs
@@ -154,7 +154,14 @@ class ChainPasses(Predictor):
         places, size = batch.counted_images(), batch.size or 0
         return ClassPlan.of_reading(self._known, reading, state.images, batch.memory, places, size)
 
-    def _read(self, batch: StreamBatch, logits: Tensor) -> tuple[ClassPlan, Tensor]:
+    def _read(
+        self, batch: StreamBatch, logits: Tensor, *, trial: bool = False
+    ) -> tuple[ClassPlan, Tensor]:
+        """Return the plan and the outputs that follow from a pass.
+
+        The first images of a stream may show one class, or a network that is confused. In a `trial`
+        they are taken for one class, and the predictions of the next pass must bear it out.
+        """
         places = batch.counted_images()
         self._of_places = logits.dim() > 2
         if self._of_places and not isinstance(places, int):
@@ -165,15 +172,21 @@ class ChainPasses(Predictor):
         predicted = by_stream(batch.as_numbers(logits.detach()).softmax(1), places)
         described, pairs = self._features(batch), self.classes.pairs
         features, log_pairs, past = None, None, state.past_features
+        confused: Any = 0.0
         if described is not None and pairs is not None:
             features, how = by_stream(described, places), (self.chain.constants, self.chain.xp)
             past = pairs.past_after(past, features, sizes, *how)
             alike = self.chain.alike_after(state, predicted, sizes)
             log_pairs = pairs.log_ratio(state.features, features, *how)
-            log_pairs -= pairs.said_by_any(state.past_features, past, alike, *how)[:, None]
+            confused = pairs.said_by_any(past, alike, *how)
+            if trial and not isinstance(places, int):
+                begun = -np.expm1(-state.past_features[:, 0] / self.chain.constants.block)
+                again = np.array([len(own) > 1 for own in places])
+                confused = np.where(again, begun, 1) * confused
+            log_pairs -= confused[:, None]
             # Nothing came before the first image.
             log_pairs[:, 0] = log_pairs[:, 0] * (state.place > 0)
-        after, reading = self.chain.read(state, predicted, log_pairs, sizes, features)
+        after, reading = self.chain.read(state, predicted, log_pairs, sizes, features, confused)
         batch.chains_after(dataclasses.replace(after, past_features=past))
         plan = self._plan_of(batch, reading, state)
         return plan, self._outputs(batch, logits, reading, state)

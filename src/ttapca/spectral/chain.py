@@ -204,13 +204,15 @@ class ClassChain:
         log_pairs: Numbers | None = None,
         sizes: Sequence[int] | None = None,
         features: Numbers | None = None,
+        confused: Numbers | float = 0.0,
     ) -> tuple[ChainState, ChainReading]:
         """Return the state of streams after some images, and the conclusions for these.
 
         `predicted` are probabilities, (streams, images, classes), and `sizes` the images of each
         stream. `log_pairs`, (streams, images), says how much likelier each distance to the image
         before is if both have one class. `features`, (streams, images, numbers), describe images
-        for the next pair.
+        for the next pair. Few classes are charged as many nats more as the network is `confused`,
+        (streams,): then it favours some classes, whatever the stream shows.
         """
         streams, images, classes = predicted.shape
         most = max(1, LARGEST // (streams * len(self._redraw) * classes))
@@ -221,7 +223,7 @@ class ClassChain:
                 left = None if sizes is None else [max(0, int(size) - first) for size in sizes]
                 pairs = None if log_pairs is None else log_pairs[:, some]
                 looks = None if features is None else features[:, some]
-                state, reading = self.read(state, predicted[:, some], pairs, left, looks)
+                state, reading = self.read(state, predicted[:, some], pairs, left, looks, confused)
                 parts.append(reading)
             by_image: dict[str, Any] = {
                 name: np.concatenate([getattr(part, name) for part in parts], 1)
@@ -234,7 +236,7 @@ class ClassChain:
             predicted = np.where(there[..., None], predicted, 0.0)
         recent = self._counted(state.recent, predicted, there)
         q = self._drawn(self._shares_of(recent[:, 1]))
-        charge = xp.exp(-self._charge(recent[:, 1]))
+        charge = xp.exp(-self._charge(recent[:, 1]) - confused)
         says = self._emissions(predicted, self._shares_of(recent[:, 0]), charge)
         pairs = predicted[:, :, 0] * 0 + 1
         if log_pairs is not None:

@@ -106,23 +106,16 @@ class PairStatistic:
         return found
 
     def said_by_any(
-        self,
-        before: Numbers,
-        past: Numbers,
-        alike: Numbers,
-        constants: Constants = CONSTANTS,
-        xp: Any = np,
+        self, past: Numbers, alike: Numbers, constants: Constants = CONSTANTS, xp: Any = np
     ) -> Numbers:
         """Return the part of `log_ratio` that any two images of each stream show, (streams,).
 
-        If any two look like one class, that two neighbours do says nothing. But a stream may begin
-        with one class, and then has shown no images, or predictions that are `alike`. `before` and
-        `past` are its `past_features` without this batch and with it.
+        If any two look like one class, that two neighbours do says nothing, unless predictions are
+        `alike`: so far the stream has shown one class. `past` are its `past_features`.
         """
         usual = self._speaks_for_one(self._usual_log_f(past, constants, xp), constants)
         one_class = self._speaks_for_one(self.same - self.deviation, constants)
-        begun = 1 - xp.exp(-before[:, 0] / constants.block)
-        return cast(Numbers, begun * (usual - one_class * alike).clip(min=0))
+        return cast(Numbers, (usual - one_class * alike).clip(min=0))
 
     def past_after(
         self,
