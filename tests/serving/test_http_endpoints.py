@@ -88,7 +88,7 @@ def test_an_answer_tells_what_costs_nothing(client: Client, images: NDArray[np.u
     assert min(full["gains"]) < 0.9
     everything = {**full["health"], **full}
     assert brief == {name: everything[name] for name in brief}
-    assert len(brief) == 11
+    assert len(brief) == 14
 
 
 def test_all_bodies_lead_to_the_same_answer(client: Client, images: NDArray[np.uint8]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from ttapca._checks import Maybe, Number, OneOf, Record, Rule, Whole, conform, shown
@@ -13,7 +13,7 @@ from ttapca.errors import SavedStreamError, StreamNameError
 from ttapca.spectral.state_files import SavedStream, read_saved
 from ttapca.spectral.stream_state import StreamState
 
-Mode = Literal["off", "shadow", "on"]
+Mode = Literal["off", "shadow", "auto", "on"]
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]*"  # so that a name is never a path, nor needs an escape
 LONGEST_NAME = 100  # letters
 
@@ -38,16 +38,23 @@ class StreamStatus:
     Attributes:
         health: Of its images.
         mode: Whether its images are adapted to.
-        gains: Scale of each band of components in the mode `on`, as in `health.bands`.
+        adapting: Whether the adapted network answers, which a stream in the mode `auto` chooses.
+        switches: How often it has chosen the other network than before.
+        harmful: Whether it answers with the untouched network since adapting seems to do harm.
+        gains: Scale of each band of components where images are adapted to, as in `health.bands`.
         requests: How many requests were answered.
         adapted_share: Share of all images that were answered with a filter that changed them.
-        disagreement: Share of images in shadow with another class when adapted; None before any.
+        disagreement: Share of images in shadow, or auto, with another class when adapted; None
+            before any.
         shifted_since: When the present shift began, in seconds since 1970; None without.
         last_seen: When its last images came; None before any.
     """
 
     health: Health
     mode: Mode
+    adapting: bool
+    switches: int
+    harmful: bool
     gains: tuple[float, ...]
     requests: int
     adapted_share: float
@@ -70,11 +77,15 @@ class StreamGlance:
         skipped: How many requests changed nothing, since their numbers were not finite.
         shift: How surely it has shifted, from 0 to 1.
         shifted: Whether its alarm is on.
-        mode, requests, adapted_share, disagreement, shifted_since, last_seen: See `StreamStatus`.
+        mode, adapting, switches, harmful: See `StreamStatus`.
+        requests, adapted_share, disagreement, shifted_since, last_seen: See `StreamStatus`.
     """
 
     stream: str
     mode: Mode
+    adapting: bool
+    switches: int
+    harmful: bool
     images: int
     requests: int
     skipped: int
@@ -96,7 +107,7 @@ class StreamRecord:
     requests: int = 0
     skipped: int = 0  # requests that changed nothing, since their numbers were not finite
     adapted: int = 0  # images that were answered with a filter that changed them
-    shadowed: int = 0  # images that were answered in shadow
+    shadowed: int = 0  # images that both networks have predicted
     differed: int = 0  # images that have another class there
     shifted_since: float | None = None  # seconds since 1970
     last_seen: float | None = None
@@ -105,6 +116,12 @@ class StreamRecord:
     def shifted(self) -> bool:
         """Whether the alarm is on."""
         return self.state.alarm.shifted
+
+    @property
+    def adapting(self) -> bool:
+        """Whether the adapted network answers."""
+        auto = self.state.auto if self.mode == "auto" else None
+        return self.mode == "on" or (auto is not None and auto.adapting)
 
     def glance(self, name: str) -> StreamGlance:
         """Return the status of the stream of this name that takes no computing."""
@@ -119,14 +136,23 @@ class StreamRecord:
 
     def counts(self) -> dict[str, Any]:
         """Return what `StreamStatus` and `StreamGlance` both tell."""
+        auto = self.state.auto if self.mode == "auto" else None
         return {
             "mode": self.mode,
+            "adapting": self.adapting,
+            "switches": 0 if auto is None else auto.switches,
+            "harmful": auto is not None and auto.harmful,
             "requests": self.requests,
             "adapted_share": self.adapted / max(1, self.images),
             "disagreement": self.differed / self.shadowed if self.shadowed else None,
             "shifted_since": self.shifted_since,
             "last_seen": self.last_seen,
         }
+
+    def switched(self, mode: Mode) -> StreamRecord:
+        """Return the record in a mode, whose choice between two networks begins anew."""
+        state = self.state if mode == self.mode else replace(self.state, auto=None)
+        return replace(self, state=state, mode=mode)
 
     def to_bytes(self, kind: str) -> bytes:
         """Return a file of `ttapca.spectral.state_files` for pools and adapters of this kind."""

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
 from ttapca._checks import OneOf, Record, conform
-from ttapca.errors import DamagedStreamError, UnknownStreamError
+from ttapca.errors import DamagedStreamError, OptionError, UnknownStreamError
 from ttapca.serving import api_models as api
 from ttapca.serving.api_models import BINARY, BYTES, JSON, WITH_BODY, refusals
 from ttapca.serving.http_errors import HttpError
@@ -108,14 +108,20 @@ async def look(request: Request, name: Name) -> Response:
     openapi_extra=api.MODE_BODY,
 )
 async def switch(request: Request, name: Name) -> Response:
-    """Switch a stream off, to shadow or on; a new one begins in that mode."""
+    """Switch a stream off, to shadow, to auto or on; a new one begins in that mode."""
     service, token, full = _named(request, name, "control")
     async with service.body(request) as body:
         service.pool.check_admission(full, token.check_quota)
         bad_body = partial(HttpError, "bad_body")
         change = parse_json(body, "The body", bad_body)
         conform(change, CHANGE, "The body", bad_body)
-    work = partial(service.pool.set_mode, full, change["mode"], admit=token.check_quota)
+
+    def work() -> StreamStatus:
+        try:
+            return service.pool.set_mode(full, change["mode"], admit=token.check_quota)
+        except OptionError as error:  # `auto`, which needs more of the filter than others
+            raise bad_body(str(error)) from error
+
     return await _told(service, token, work)
 
 

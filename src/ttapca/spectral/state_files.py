@@ -23,7 +23,7 @@ from ttapca._checks import shown
 from ttapca.errors import SavedStreamError
 from ttapca.spectral.chain import ChainState
 from ttapca.spectral.constants import CONSTANTS
-from ttapca.spectral.stream_state import AlarmState, StreamState, leaves
+from ttapca.spectral.stream_state import AlarmState, AutoState, StreamState, leaves
 from ttapca.support.parsing import parse_json
 
 FORMAT = "ttapca stream 3"
@@ -51,6 +51,10 @@ NUMBERS: dict[str, tuple[type, float]] = {
     "alarm.few": (float, LARGEST),
     "alarm.alike": (float, LARGEST),
     "alarm.skew": (float, 1),
+    "auto.adapting": (bool, 1),
+    "auto.harmful": (bool, 1),
+    "auto.switches": (int, LARGEST),
+    "auto.images": (int, LARGEST),
 }
 
 
@@ -191,10 +195,10 @@ class _Reader:
         found = {
             each.name: self._like(each.name, getattr(like, each.name))
             for each in fields(StreamState)
-            if each.name not in ("alarm", "latest", "implausible")
+            if each.name not in ("alarm", "auto", "latest", "implausible")
         }
         numbers = {name: self._number(name) for name in ("latest", "implausible")}
-        state = StreamState(**found, alarm=self._alarm(like), **numbers)
+        state = StreamState(**found, alarm=self._alarm(like), auto=self._auto(), **numbers)
         self._check(state)
         left = [*self._tensors, *self._numbers]
         if left:
@@ -252,8 +256,7 @@ class _Reader:
         return value
 
     def _alarm(self, like: StreamState) -> AlarmState:
-        names = [name for name in NUMBERS if name.startswith("alarm.")]
-        found = {name.removeprefix("alarm."): self._number(name) for name in names}
+        found = self._numbers_of("alarm.")
         counts = self._optional("alarm.counts", range(1, MOST_CLASSES + 1))
         energies = []
         for place, each in enumerate(like.spectra):
@@ -265,6 +268,18 @@ class _Reader:
         if len(energies) not in (0, len(like.spectra)):
             self._refuse("alarm.energies", "are of some filters only")
         return AlarmState(**found, counts=counts, energies=tuple(energies))
+
+    def _numbers_of(self, part: str) -> dict[str, Any]:
+        names = [name for name in NUMBERS if name.startswith(part)]
+        return {name.removeprefix(part): self._number(name) for name in names}
+
+    def _auto(self) -> AutoState | None:
+        """Return the choice of a service, which other streams do not have."""
+        gain = self._optional("auto.gain", range(3, 4))
+        sums = self._optional("auto.sums", range(4, 2 * MOST_CLASSES + 3))
+        if gain is None or sums is None:
+            return None  # numbers without tensors, or these without the others, are left over
+        return AutoState(**self._numbers_of("auto."), gain=gain, sums=sums)
 
     def _optional(self, name: str, sizes: range) -> Tensor | None:
         """Return a vector of one of these sizes, or None."""

@@ -71,13 +71,14 @@ export class StreamDetails {
     element("state").classList.toggle("odd", isOdd(record));
     say(element("state"), stateOf(record, now));
     if (!this.busy) for (const radio of element("mode").elements) if (radio.type === "radio") radio.checked = radio.value === values.mode;
+    say(element("answering"), answeringOf(values));
     this.history.show(record.history, now, span(record, now));
     const bands = values.bands ?? [];
     for (const id of ["ratios", "gains"]) element(id).closest("figure").hidden = !bands.length;
     if (bands.length) {
       this.ratios.show(bands);
       this.gains.show(bands, values.gains ?? []);
-      const lets = values.mode === "on" ? "lets" : "would let";
+      const lets = values.adapting ? "lets" : "would let";
       say(element("gains-note"), `What the filter ${lets} through; 1 leaves a band as it is.`);
     }
     showTable(bands, values.gains ?? []);
@@ -141,6 +142,15 @@ function stateOf(record, now) {
   return since === null ? `As usual since ${clock(record.watched)} at least` : `As usual since ${clock(since)}`;
 }
 
+/** Which network answers a stream that chooses between two, and why. */
+function answeringOf({ mode, adapting, harmful, switches }) {
+  if (mode !== "auto") return "";
+  const why = adapting ? "The adapted network answers: it is expected to be less often wrong"
+    : harmful ? "The untouched network answers: adapting shows a sign of harm"
+      : "The untouched network answers: no gain is sure yet";
+  return `${why}. ${count(switches, "switch", "switches")} so far.`;
+}
+
 function skewOf({ skew }, classes) {
   if (!classes) return "Nothing was predicted yet.";
   if (!known(skew)) return "";
@@ -170,11 +180,14 @@ function showFacts(values, now) {
   const facts = [
     ["images seen", whole(values.images ?? 0), known(values.last_seen) ? `last ${duration(now - values.last_seen)} ago` : "none yet"],
     ["adapted", percent(values.adapted_share), "of the answers"],
-    ["would differ", percent(values.disagreement), known(values.disagreement) ? "of the images in shadow" : "known after a time in shadow"],
+    ["would differ", percent(values.disagreement), known(values.disagreement) ? "of the images in shadow or auto" : "known after a time in shadow"],
     ["skipped", count(values.skipped ?? 0, "request"), "with NaN or infinity"],
     ["shift", fixed(values.shift, 2), known(values.p_value) ? `p = ${values.p_value.toFixed(3)}` : ""],
     ["size of the shift", fixed(values.size, 1), "doublings of variance"],
   ];
+  for (const [network, estimate] of [["adapted", values.expected_error], ["untouched", values.expected_error_untouched]]) {
+    if (estimate) facts.push([`errors, ${network}`, percent(estimate.share), `expected; ${percent(estimate.low)} to ${percent(estimate.high)}`]);
+  }
   if (values.conditions > 1) facts.push(["conditions", whole(values.conditions), "told apart"]);
   if (known(values.ordered) && values.ordered >= SURE_OF_ORDER) facts.push(["order", `about ${whole(Math.round(values.run_length))}`, "images of a class in a row"]);
   if (known(values.outliers)) facts.push(["outliers", percent(values.outliers), "of the values"]);
