@@ -18,17 +18,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from other_content import changes
 from torch import Tensor
 
 import ttapca
+from other_content import changes
 from ttapca import datasets, networks
 from ttapca.adaptation.auto_mode import judged
 from ttapca.benchmark import recommended_layer
 from ttapca.corruptions import EXTRA, STANDARD, corrupt
 from ttapca.datasets import to_tensor
 
-FITTED, HELD_OUT, IMAGES, BATCH, SEED = 10_000, 1_000, 2_000, 50, 0
+FITTED, HELD_OUT, BATCH, SEED = 10_000, 1_000, 50, 0
 ORDERS = ("shuffled", "sorted", "runs of 50", "in turn")
 MILD = (
     "gaussian_noise", "defocus_blur", "motion_blur", "snow", "brightness", "elastic_transform",
@@ -101,7 +101,7 @@ def record(asked: argparse.Namespace) -> None:
     layer = recommended_layer(network, train)
     fitted = ttapca.fit(network, layer, source, labelled=held_out)
     options = {"filter": fitted, "forgetting": "online"}
-    pixels, labels = test.images[:IMAGES], np.array(test.labels[:IMAGES])
+    pixels, labels = (part[: asked.images] for part in (test.images, np.array(test.labels)))
     for order in asked.orders.split(","):
         at = places(order, labels)
         for name, make in streams(pixels, order).items():
@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--root", type=Path, required=True, help="folder of the data set")
     parser.add_argument("--recorded", type=Path, required=True, help="folder of recordings")
+    parser.add_argument("--images", type=int, default=2000, help="of each stream")
     parser.add_argument("--orders", default=",".join(ORDERS), help="with commas between")
     parser.add_argument("--only-rule", action="store_true", help="use what is recorded")
     asked = parser.parse_args()

@@ -23,7 +23,7 @@ from ttapca.serving import Answer, StreamPool, StreamStore
 from ttapca.serving.stream_record import StreamStatus
 
 SIZE = 44  # images of a request
-REFUSED = r"The mode `auto` estimates .* Fit it again with `ttapca fit ... --held-out 1000`"
+REFUSED = r"The mode `auto` estimates .* Fit it with `ttapca fit ... --held-out 1000`"
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +133,9 @@ def test_a_restart_changes_no_answer(
         assert pool.dump("b") == saved
         pool.set_mode("b", "auto")  # the mode that it has: nothing changes
         assert pool.dump("b") == saved
-        # Another mode, and back: the choice begins anew. So it does with `reset`.
+        # After images in another mode the choice begins anew. So it does with `reset`.
         assert pool.set_mode("b", "on").adapting
+        pool.predict("b", batches[0])
         status = pool.set_mode("b", "auto")
         assert (status.adapting, status.switches) == (False, 0)
         assert pool.restore("b", saved).adapting

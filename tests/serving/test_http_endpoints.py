@@ -151,7 +151,7 @@ def test_look_switch_reset_and_delete(client: Client, images: NDArray[np.uint8])
     ok(client.predict("camera-7", images[:40]))
     before = ok(client.ask("GET", STREAM), StreamStatus)
     switched = ok(client.ask("PUT", STREAM, json={"mode": "off"}), StreamStatus)
-    assert switched == {**before, "mode": "off"}
+    assert switched == {**before, "mode": "off", "adapting": False}
     assert ok(client.predict("camera-7", images[:1]))["mode"] == "off"
     anew = ok(client.ask("POST", f"{STREAM}/reset"), StreamStatus)
     assert (anew["mode"], anew["health"]["images"], anew["requests"]) == ("off", 0, 0)

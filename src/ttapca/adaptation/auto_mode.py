@@ -1,22 +1,22 @@
 """Whether to answer with the adapted or with the untouched network, by both networks' predictions.
 
-The adapted network answers while its predictions are surely expected to be less often wrong, and
-show no sign of harm. The *expected gain* is the difference of the estimates of
-`ttapca.adaptation.expected_error`: with p the probabilities of the adapted network, the mean of
-p_a - p_u, where a and u are the classes that the adapted and the untouched network predict. It is
-never negative, so it cannot see harm. Two things can:
+The adapted network answers while it is surely expected to be less often wrong, and shows no sign of
+harm. The *expected gain* is the difference of the estimates of `expected_error`: the mean of
+p_a - p_u, with p the probabilities of the adapted network, and a and u the classes that it and the
+untouched one predict. It is never negative, so it cannot see harm. Two things can:
 
-    the adapted network keeps to fewer classes     H(shares of a) < H(shares of u) - FEWER
-    the adapted network is less sure               mean H(p) > UNSURE mean H(q)
+    the adapted network keeps to few classes    exp H(shares of u) > FEWER exp H(shares of a)
+    the adapted network is less sure            mean H(p) > UNSURE mean H(q)
 
-with H the entropy and q the probabilities of the untouched network. `scripts/auto_mode.py` chose
-the numbers below on one network; docs/health.md has what was found on others.
+with H the entropy, exp H the number of classes if these have equal shares, and q the probabilities
+of the untouched network. A stream with runs of one class shows the first sign until several classes
+were seen. `scripts/auto_mode.py` measures; docs/health.md has what was found.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,22 +25,18 @@ from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.stream_state import AutoState
 from ttapca.support.outputs import log_softmax
 
-MARGIN = 0.01  # gain that is worth a switch, surely to begin with; half of it is enough to go on
-FEWER = 0.5  # nats; a shift makes the untouched network keep to few classes, so usually it is less
-UNSURE = 1.25  # ratio of mean entropies
-BACK = 0.8  # share of the way to both limits that is taken back before a sign of harm ends
-WAIT = 200  # images before the first switch, and between two of them: there are no more than that
+MARGIN = 0.01  # gain that begins adapting if it is sure; half of it is enough to go on
+FEWER = 2.0  # times as many classes; a shift narrows the untouched network, so usually under 1
+UNSURE = 1.25  # times the entropy; usually under 1
+BACK = 0.8  # exponent of both limits that end a sign of harm
+WAIT = 200  # images before the first switch, and between two of them
 LONG = 1000  # images after which a prediction counts 1 / e for the signs: several runs of a class
 
 
 def judged(
     before: AutoState | None, adapted: Tensor, untouched: Tensor, temperature: float
 ) -> AutoState:
-    """Return the choice for a stream after some images, by both networks' logits for them.
-
-    Logits have the shape (images, classes), and temperature is that of `fit`. The first choice,
-    before any images, is the untouched network.
-    """
+    """Return the choice after some images, by both networks' logits, shape (images, classes)."""
     size, classes = adapted.shape
     if before is None or len(before.sums) != 2 + 2 * classes:
         nothing = torch.zeros(3 + 2 + 2 * classes, dtype=torch.float64)
@@ -53,21 +49,19 @@ def judged(
     newer = torch.stack([torch.ones_like(gain), gain, variance]).sum(1)
     entropies = torch.stack([-(each.exp() * each).sum() for each in logs])
     counts = [torch.bincount(each.flatten(), minlength=classes).double() for each in chosen]
-    after = dataclasses.replace(
+    after = replace(
         before,
         images=before.images + size,
         gain=before.gain * math.exp(-size / CONSTANTS.memory) + newer,
         sums=before.sums * math.exp(-size / LONG) + torch.cat([entropies, *counts]),
     )
-    harmful = shows_harm(after)
+    after = replace(after, harmful=shows_harm(after))
     expected, low = expected_gain(after)
     enough = expected > MARGIN / 2 if after.adapting else low > MARGIN
-    adapting = enough and not harmful
+    adapting = enough and not after.harmful
     if after.images < WAIT or adapting == after.adapting:
-        return dataclasses.replace(after, harmful=harmful)
-    return dataclasses.replace(
-        after, harmful=harmful, adapting=adapting, switches=after.switches + 1, images=0
-    )
+        return after
+    return replace(after, adapting=adapting, switches=after.switches + 1, images=0)
 
 
 def expected_gain(state: AutoState) -> tuple[float, float]:
@@ -82,6 +76,6 @@ def shows_harm(state: AutoState) -> bool:
     entropy, counts = state.sums[:2], state.sums[2:].reshape(2, -1)
     shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
     spread = torch.special.entr(shares).sum(1)
-    part = BACK if state.harmful else 1.0  # of both limits
-    fewer = float(spread[1] - spread[0]) > part * FEWER
-    return fewer or float(entropy[0]) > float(entropy[1]) * (1 + part * (UNSURE - 1))
+    part = BACK if state.harmful else 1.0
+    few = spread[1] - spread[0] > part * math.log(FEWER)
+    return bool(few or entropy[0] > entropy[1] * math.pow(UNSURE, part))

@@ -193,22 +193,21 @@ class BatchedNetwork:
             if record.mode == "auto" and answered.dim() == 2:
                 auto = judged(state.auto, *both, temperature)
             state = dataclasses.replace(state, errors=errors)
-        state = dataclasses.replace(state, auto=auto)
         since, now = record.shifted_since, time.time()
         if outcome.state.alarm.shifted != record.shifted:
             since = now if outcome.state.alarm.shifted else None
+        record = dataclasses.replace(record, state=dataclasses.replace(state, auto=auto))
         after = dataclasses.replace(
             record,
-            state=state,
             images=record.images + size,
             requests=record.requests + 1,
+            adapted=record.adapted + size * (outcome.filtered and record.adapting),
             shadowed=record.shadowed + size * (differ is not None),
             differed=record.differed + (differ or 0),
             shifted_since=since,
             last_seen=now,
         )
-        answered_by = size * (outcome.filtered and after.adapting)
-        return dataclasses.replace(after, adapted=record.adapted + answered_by), differ
+        return after, differ
 
     def status(self, name: str, record: StreamRecord) -> StreamStatus:
         """Return how a stream is; any thread may call this."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import threading
@@ -101,8 +102,8 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
         check_option("states", states, Whole(1, CONSTANTS.states))
         self._estimates = filter.temperature_ is not None and outputs != "multilabel"
-        self.mode: Mode = mode
         self._check_mode(mode)
+        self.mode: Mode = mode
         self.limits = limits or PoolLimits()
         self.input_shape = tuple(input_shape or image_shape(filter))
         self._observer = observer or PoolObserver()
@@ -206,15 +207,15 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         """Switch a stream; a new name begins a new stream, as in `submit`."""
         self._check_mode(mode)
         get = self._streams.get
-        return self._change(stream, lambda: get(stream).switched(mode), admit)
+        return self._change(stream, lambda: dataclasses.replace(get(stream), mode=mode), admit)
 
     def _check_mode(self, mode: Mode) -> None:
         check_option("mode", mode, OneOf(get_args(Mode)))
         if mode == "auto" and not self._estimates:
             raise errors.OptionError(
-                "The mode `auto` estimates how often both networks are wrong, and needs classes "
-                "that exclude each other and a filter that knows a temperature. Fit it again with "
-                "`ttapca fit ... --held-out 1000`, or `fit(labelled=)`, or take another mode."
+                "The mode `auto` estimates how often both networks are wrong: it needs classes "
+                "that exclude each other, and a filter that was fitted with labelled samples. Fit "
+                "it with `ttapca fit ... --held-out 1000`, or `fit(labelled=)`, or choose `shadow`."
             )
 
     def reset(self, stream: str) -> StreamStatus:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from ttapca._checks import Maybe, Number, OneOf, Record, Rule, Whole, conform, shown
@@ -38,29 +38,27 @@ class StreamStatus:
     Attributes:
         health: Of its images.
         mode: Whether its images are adapted to.
-        adapting: Whether the adapted network answers, which a stream in the mode `auto` chooses.
-        switches: How often it has chosen the other network than before.
-        harmful: Whether it answers with the untouched network since adapting seems to do harm.
         gains: Scale of each band of components where images are adapted to, as in `health.bands`.
         requests: How many requests were answered.
         adapted_share: Share of all images that were answered with a filter that changed them.
-        disagreement: Share of images in shadow, or auto, with another class when adapted; None
-            before any.
+        disagreement: Share of images in shadow and auto with another class when adapted, or None.
         shifted_since: When the present shift began, in seconds since 1970; None without.
         last_seen: When its last images came; None before any.
+        adapting: Whether the adapted network answers, which is chosen in the mode `auto`.
+        switches, harmful: Of that mode: changes of the choice; whether harm is suspected now.
     """
 
     health: Health
     mode: Mode
-    adapting: bool
-    switches: int
-    harmful: bool
     gains: tuple[float, ...]
     requests: int
     adapted_share: float
     disagreement: float | None
     shifted_since: float | None
     last_seen: float | None
+    adapting: bool = False
+    switches: int = 0
+    harmful: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return numbers, text, lists and dicts, as JSON and logs want them."""
@@ -77,15 +75,11 @@ class StreamGlance:
         skipped: How many requests changed nothing, since their numbers were not finite.
         shift: How surely it has shifted, from 0 to 1.
         shifted: Whether its alarm is on.
-        mode, adapting, switches, harmful: See `StreamStatus`.
-        requests, adapted_share, disagreement, shifted_since, last_seen: See `StreamStatus`.
+        mode, and the others: See `StreamStatus`.
     """
 
     stream: str
     mode: Mode
-    adapting: bool
-    switches: int
-    harmful: bool
     images: int
     requests: int
     skipped: int
@@ -95,6 +89,9 @@ class StreamGlance:
     disagreement: float | None
     shifted_since: float | None
     last_seen: float | None
+    adapting: bool = False
+    switches: int = 0
+    harmful: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,8 +117,8 @@ class StreamRecord:
     @property
     def adapting(self) -> bool:
         """Whether the adapted network answers."""
-        auto = self.state.auto if self.mode == "auto" else None
-        return self.mode == "on" or (auto is not None and auto.adapting)
+        auto = self.state.auto
+        return self.mode == "on" or (self.mode == "auto" and auto is not None and auto.adapting)
 
     def glance(self, name: str) -> StreamGlance:
         """Return the status of the stream of this name that takes no computing."""
@@ -136,7 +133,7 @@ class StreamRecord:
 
     def counts(self) -> dict[str, Any]:
         """Return what `StreamStatus` and `StreamGlance` both tell."""
-        auto = self.state.auto if self.mode == "auto" else None
+        auto = self.state.auto
         return {
             "mode": self.mode,
             "adapting": self.adapting,
@@ -148,11 +145,6 @@ class StreamRecord:
             "shifted_since": self.shifted_since,
             "last_seen": self.last_seen,
         }
-
-    def switched(self, mode: Mode) -> StreamRecord:
-        """Return the record in a mode, whose choice between two networks begins anew."""
-        state = self.state if mode == self.mode else replace(self.state, auto=None)
-        return replace(self, state=state, mode=mode)
 
     def to_bytes(self, kind: str) -> bytes:
         """Return a file of `ttapca.spectral.state_files` for pools and adapters of this kind."""

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
 from ttapca._checks import OneOf, Record, conform
-from ttapca.errors import DamagedStreamError, OptionError, UnknownStreamError
+from ttapca.errors import DamagedStreamError, UnknownStreamError
 from ttapca.serving import api_models as api
 from ttapca.serving.api_models import BINARY, BYTES, JSON, WITH_BODY, refusals
 from ttapca.serving.http_errors import HttpError
@@ -115,13 +115,7 @@ async def switch(request: Request, name: Name) -> Response:
         bad_body = partial(HttpError, "bad_body")
         change = parse_json(body, "The body", bad_body)
         conform(change, CHANGE, "The body", bad_body)
-
-    def work() -> StreamStatus:
-        try:
-            return service.pool.set_mode(full, change["mode"], admit=token.check_quota)
-        except OptionError as error:  # `auto`, which needs more of the filter than others
-            raise bad_body(str(error)) from error
-
+    work = partial(service.pool.set_mode, full, change["mode"], admit=token.check_quota)
     return await _told(service, token, work)
 
 

@@ -256,7 +256,8 @@ class _Reader:
         return value
 
     def _alarm(self, like: StreamState) -> AlarmState:
-        found = self._numbers_of("alarm.")
+        names = [name for name in NUMBERS if name.startswith("alarm.")]
+        found = {name.removeprefix("alarm."): self._number(name) for name in names}
         counts = self._optional("alarm.counts", range(1, MOST_CLASSES + 1))
         energies = []
         for place, each in enumerate(like.spectra):
@@ -269,17 +270,14 @@ class _Reader:
             self._refuse("alarm.energies", "are of some filters only")
         return AlarmState(**found, counts=counts, energies=tuple(energies))
 
-    def _numbers_of(self, part: str) -> dict[str, Any]:
-        names = [name for name in NUMBERS if name.startswith(part)]
-        return {name.removeprefix(part): self._number(name) for name in names}
-
     def _auto(self) -> AutoState | None:
-        """Return the choice of a service, which other streams do not have."""
         gain = self._optional("auto.gain", range(3, 4))
         sums = self._optional("auto.sums", range(4, 2 * MOST_CLASSES + 3))
         if gain is None or sums is None:
-            return None  # numbers without tensors, or these without the others, are left over
-        return AutoState(**self._numbers_of("auto."), gain=gain, sums=sums)
+            return None  # its numbers, if there are any, are left over, which is refused
+        names = ("adapting", "harmful", "switches", "images")
+        found = {name: self._number(f"auto.{name}") for name in names}
+        return AutoState(**found, gain=gain, sums=sums)
 
     def _optional(self, name: str, sizes: range) -> Tensor | None:
         """Return a vector of one of these sizes, or None."""

@@ -146,7 +146,7 @@ function stateOf(record, now) {
 function answeringOf({ mode, adapting, harmful, switches }) {
   if (mode !== "auto") return "";
   const why = adapting ? "The adapted network answers: it is expected to be less often wrong"
-    : harmful ? "The untouched network answers: adapting shows a sign of harm"
+    : harmful ? "The untouched network answers: adapted, it keeps to few classes or is less sure, which may be harm"
       : "The untouched network answers: no gain is sure yet";
   return `${why}. ${count(switches, "switch", "switches")} so far.`;
 }
