@@ -82,6 +82,7 @@ export class StreamDetails {
       say(element("gains-note"), `What the filter ${lets} through; 1 leaves a band as it is.`);
     }
     showTable(bands, values.gains ?? []);
+    showErrors(values);
     this.showComposition(values);
     showFacts(values, now);
   }
@@ -158,15 +159,40 @@ function skewOf({ skew }, classes) {
   return `May well be the shares of the source (skew ${skew.toFixed(2)}).`;
 }
 
-function makeShare() {
+/** How often both networks are wrong by the service's estimate, with intervals, if it has any. */
+function showErrors({ expected_error: adapted, expected_error_untouched: untouched }) {
+  const rows = [["adapted network", adapted], ["untouched network", untouched]].filter(([, estimate]) => estimate);
+  const list = element("errors");
+  list.closest("figure").hidden = !rows.length;
+  while (list.childElementCount > rows.length) list.lastElementChild.remove();
+  while (list.childElementCount < rows.length) list.append(makeShare(["interval", "estimate"]));
+  const end = Math.max(0.1, Math.ceil(10 * Math.max(...rows.map(([, { high }]) => high))) / 10); // of the scale
+  rows.forEach(([network, { share, low, high }], at) => {
+    const [label, bar, value] = list.children[at].children;
+    const [interval, estimate] = bar.children;
+    say(label, network);
+    for (const [rect, from, width] of [[interval, low, high - low], [estimate, share, 0.004 * end]]) {
+      rect.setAttribute("x", ((100 * from) / end).toFixed(1));
+      rect.setAttribute("width", ((100 * width) / end).toFixed(1));
+    }
+    say(value, `${percent(share)} (${percent(low)} to ${percent(high)})`);
+  });
+  const more = untouched ? "" : " In the modes shadow and auto, the untouched network is asked, too.";
+  say(element("errors-note"), `Share of the last answers that are wrong, estimated without labels, with 95 % intervals, from 0 to ${percent(end)}.${more}`);
+}
+
+function makeShare(parts = ["share"]) {
   const entry = document.createElement("li");
   const label = document.createElement("span");
   const value = document.createElement("span");
   const bar = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   for (const [name, text] of [["viewBox", "0 0 100 1"], ["preserveAspectRatio", "none"], ["aria-hidden", "true"]]) bar.setAttribute(name, text);
-  const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-  rect.setAttribute("height", "1");
-  bar.append(rect);
+  for (const part of parts) {
+    const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+    rect.setAttribute("height", "1");
+    rect.setAttribute("class", part);
+    bar.append(rect);
+  }
   label.className = "label";
   value.className = "value";
   entry.append(label, bar, value);
@@ -185,9 +211,6 @@ function showFacts(values, now) {
     ["shift", fixed(values.shift, 2), known(values.p_value) ? `p = ${values.p_value.toFixed(3)}` : ""],
     ["size of the shift", fixed(values.size, 1), "doublings of variance"],
   ];
-  for (const [network, estimate] of [["adapted", values.expected_error], ["untouched", values.expected_error_untouched]]) {
-    if (estimate) facts.push([`errors, ${network}`, percent(estimate.share), `expected; ${percent(estimate.low)} to ${percent(estimate.high)}`]);
-  }
   if (values.conditions > 1) facts.push(["conditions", whole(values.conditions), "told apart"]);
   if (known(values.ordered) && values.ordered >= SURE_OF_ORDER) facts.push(["order", `about ${whole(Math.round(values.run_length))}`, "images of a class in a row"]);
   if (known(values.outliers)) facts.push(["outliers", percent(values.outliers), "of the values"]);
