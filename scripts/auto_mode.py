@@ -2,12 +2,12 @@
 
     python scripts/auto_mode.py WEIGHTS --normalise cifar10 --root DIR --recorded FOLDER
 
-The outputs of both networks are recorded once for each stream (batches of 50; ten seconds each with
-one thread), and the rule of `ttapca.adaptation.auto_mode` is run on them: errors over the whole
-stream of the untouched network, of the adapted one, and of the one that `auto` answers with. A
-filter is fitted on 10,000 training images, and the temperature on the last 1,000 test images.
-Orders are shuffled, sorted by class (200 images of each), runs of 50 images of a class, and two
-conditions in turn, 500 images each. Recordings hold no images.
+The outputs of both networks are recorded once for each stream (ten seconds with one thread), and
+the rule of `ttapca.adaptation.auto_mode` is run on them: errors over the whole stream of the
+untouched network, of the adapted one, and of the one that `auto` answers with. A filter is fitted
+on 10,000 training images, and the temperature on the last 1,000 test images. Orders are shuffled,
+sorted by class (200 images of each), runs of 50 images of a class, and two conditions in turn, 500
+images each. Recordings hold no images.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ttapca.benchmark import recommended_layer
 from ttapca.corruptions import EXTRA, STANDARD, corrupt
 from ttapca.datasets import to_tensor
 
-FITTED, HELD_OUT, BATCH, SEED = 10_000, 1_000, 50, 0
+FITTED, HELD_OUT, SEED = 10_000, 1_000, 0
 ORDERS = ("shuffled", "sorted", "runs of 50", "in turn")
 MILD = (
     "gaussian_noise", "defocus_blur", "motion_blur", "snow", "brightness", "elastic_transform",
@@ -105,12 +105,14 @@ def record(asked: argparse.Namespace) -> None:
     for order in asked.orders.split(","):
         at = places(order, labels)
         for name, make in streams(pixels, order).items():
+            if asked.conditions and name not in asked.conditions.split(","):
+                continue
             file = asked.recorded / f"{order}~{name.replace('/', 'then')}.npz".replace(" ", "_")
             if file.exists():
                 continue
             found: list[list[Tensor]] = [[], []]
             with ttapca.adapt(network, "wiener", **options) as adapted:
-                for batch in make()[torch.as_tensor(at)].split(BATCH):
+                for batch in make()[torch.as_tensor(at)].split(asked.batch):
                     found[0].append(adapted(batch))
                     with adapted.disabled(), torch.no_grad():
                         found[1].append(network(batch))
@@ -118,18 +120,18 @@ def record(asked: argparse.Namespace) -> None:
             np.savez(file, a=one, u=two, y=labels[at], T=fitted.temperature_)
 
 
-def served(file: Path) -> tuple[list[float], list[int]]:
+def served(file: Path, batch: int = 50) -> tuple[list[float], list[int]]:
     """Errors of the untouched, the adapted and the chosen network, and where `auto` switched."""
     found = np.load(file)
     adapted, untouched = (torch.from_numpy(found[each]) for each in "au")
     truth, state, chosen, switches = torch.from_numpy(found["y"]), None, [], []
-    for first in range(0, len(truth), BATCH):
-        part = slice(first, first + BATCH)
+    for first in range(0, len(truth), batch):
+        part = slice(first, first + batch)
         before = 0 if state is None else state.switches
         state = judged(state, adapted[part], untouched[part], float(found["T"]))
         chosen.append((adapted if state.adapting else untouched)[part])
         if state.switches > before:
-            switches.append(first + BATCH)
+            switches.append(first + batch)
     every = (untouched, adapted, torch.cat(chosen))
     return [float(100 * (each.argmax(1) != truth).double().mean()) for each in every], switches
 
@@ -143,6 +145,8 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True, help="folder of the data set")
     parser.add_argument("--recorded", type=Path, required=True, help="folder of recordings")
     parser.add_argument("--images", type=int, default=2000, help="of each stream")
+    parser.add_argument("--batch", type=int, default=50, help="images of a request")
+    parser.add_argument("--conditions", help="some of them, with commas between; no spaces after")
     parser.add_argument("--orders", default=",".join(ORDERS), help="with commas between")
     parser.add_argument("--only-rule", action="store_true", help="use what is recorded")
     asked = parser.parse_args()
@@ -154,7 +158,7 @@ def main() -> None:
         print("|---|--:|--:|--:|---|")
         rows = []
         for file in sorted(asked.recorded.glob(f"{order.replace(' ', '_')}~*.npz")):
-            errors, switches = served(file)
+            errors, switches = served(file, asked.batch)
             rows.append(errors)
             name = file.stem.partition("~")[2].replace("_", " ")
             told = " | ".join(f"{each:.1f}" for each in errors)
