@@ -167,8 +167,9 @@ def main() -> None:
             untouched, adapted, auto = np.array(rows).T
             means = " | ".join(f"{each.mean():.1f}" for each in (untouched, adapted, auto))
             print(f"| mean | {means} | |")
-            lost = np.maximum(np.array([adapted, auto]) - untouched, 0).mean(1)
-            print(f"| mean loss where it loses | | {lost[0]:.1f} | {lost[1]:.1f} | |")
+            lost = np.maximum(np.array([adapted, auto]) - untouched, 0)
+            told = " | ".join(f"{each.mean():.1f}, {(each > 0.5).sum()}" for each in lost)
+            print(f"| lost to the untouched on average, streams with over 0.5 | | {told} | |")
 
 
 if __name__ == "__main__":
