@@ -187,7 +187,7 @@ CALLS = {
         ("--save-every 5", 2, "--save-every needs a file"),
         ("--state no/s.sqlite", 2, "--state names a file in a folder that exists"),
         ("--tokens none.toml", 2, "none.toml cannot be read"),
-        ("--mode of", 2, "^error: `mode` must be one of off, shadow, on"),
+        ("--mode of", 2, "^error: `mode` must be one of off, shadow, auto, on"),
         ("--timeout 0 --filter kept", 2, "`answer_seconds` must be"),
         ("--max-pixels 60000000 --filter kept", 2, "`max_pixels` must be"),
         ("--filter kept --input x", 2, "--input takes a shape"),

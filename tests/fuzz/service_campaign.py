@@ -186,7 +186,7 @@ def _array(campaign: Campaign, random: Random) -> Made:
 
 
 def _mode(_: Campaign, random: Random) -> Made:
-    body = json.dumps({"mode": random.choice(("on", "off", "shadow"))}).encode()
+    body = json.dumps({"mode": random.choice(("on", "off", "shadow", "auto"))}).encode()
     return STREAM, JSON, random.choice((mutate_json, mutate_bytes))(body, random)
 
 

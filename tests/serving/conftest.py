@@ -74,13 +74,14 @@ def serving(
             pool_limits: dict[str, Any] | None = None,
             stored: bool = False,
             size: Any = None,
+            fitted: ttapca.FittedFilter | None = None,
             **limits: Any,
         ) -> Client:
             metrics = Metrics("digits", "1.2.3")
             store = opened.enter_context(StreamStore(tmp_path / "s.sqlite")) if stored else None
             pool = StreamPool(
                 copy.deepcopy(digits_network),
-                digits_filter,
+                fitted or digits_filter,
                 store=store,
                 limits=PoolLimits(**(pool_limits or {})),
                 observer=metrics,

@@ -61,9 +61,14 @@ def status(name: str, **changes: Any) -> dict[str, Any]:
         "conditions": 1,
         "outliers": None,
         "batch_weight": None,
+        "expected_error": None,
+        "expected_error_untouched": None,
     }
     outer = {
         "mode": "on",
+        "adapting": True,
+        "switches": 0,
+        "harmful": False,
         "gains": [1.0, 1.0, 1.02, 0.98, 0.6, 0.12],
         "requests": 1234,
         "adapted_share": 0.25,

@@ -88,7 +88,7 @@ def test_an_answer_tells_what_costs_nothing(client: Client, images: NDArray[np.u
     assert min(full["gains"]) < 0.9
     everything = {**full["health"], **full}
     assert brief == {name: everything[name] for name in brief}
-    assert len(brief) == 11
+    assert len(brief) == 14
 
 
 def test_all_bodies_lead_to_the_same_answer(client: Client, images: NDArray[np.uint8]) -> None:
@@ -151,7 +151,7 @@ def test_look_switch_reset_and_delete(client: Client, images: NDArray[np.uint8])
     ok(client.predict("camera-7", images[:40]))
     before = ok(client.ask("GET", STREAM), StreamStatus)
     switched = ok(client.ask("PUT", STREAM, json={"mode": "off"}), StreamStatus)
-    assert switched == {**before, "mode": "off"}
+    assert switched == {**before, "mode": "off", "adapting": False}
     assert ok(client.predict("camera-7", images[:1]))["mode"] == "off"
     anew = ok(client.ask("POST", f"{STREAM}/reset"), StreamStatus)
     assert (anew["mode"], anew["health"]["images"], anew["requests"]) == ("off", 0, 0)

@@ -478,3 +478,47 @@ def test_the_shift_is_remembered_and_drawn(browser: Any) -> None:
         assert list(down) == sorted(down, reverse=True)  # the shift has grown
         words = page.locator("#history svg").get_attribute("aria-label")
         assert words.startswith("Shift over the last 1 min: now 0.97")
+
+
+def test_how_often_both_networks_are_wrong(browser: Any) -> None:
+    estimate = {"share": 0.141, "low": 0.1, "high": 0.194}
+    other = {"share": 0.31, "low": 0.25, "high": 0.38}
+    world = cameras(2).add(status("camera-1", expected_error=estimate))
+    with opened(browser, world) as page:
+        rows, note = page.locator("#errors li"), page.locator("#errors-note")
+        expect(rows).to_have_text(["adapted network14 % (10 % to 19 %)"])
+        expect(note).to_contain_text("In the modes shadow and auto, the untouched network")
+        changes = {"expected_error": estimate, "expected_error_untouched": other, "mode": "shadow"}
+        world.add(status("camera-1", **changes))
+        soon(page, lambda: rows.count() == 2)
+        expect(rows.nth(1)).to_have_text("untouched network31 % (25 % to 38 %)")
+        expect(note).to_contain_text("from 0 to 40 %.")
+        interval, estimated = (
+            rows.nth(1).locator(f".{each}").bounding_box() for each in ("interval", "estimate")
+        )
+        whole = rows.nth(1).locator("svg").bounding_box()
+        assert interval["x"] - whole["x"] == pytest.approx(whole["width"] * 25 / 40, abs=2)
+        assert interval["width"] == pytest.approx(whole["width"] * 13 / 40, abs=2)
+        assert estimated["x"] - whole["x"] == pytest.approx(whole["width"] * 31 / 40, abs=2)
+        assert page.locator("#answering").inner_text() == ""
+        page.locator("#list [role=option]").nth(1).click()  # a filter that knows no labels
+        expect(page.locator("#name")).to_have_text("camera-2")
+        expect(rows).to_have_count(0)
+        assert page.locator("#errors").is_hidden()
+
+
+def test_which_network_answers_a_stream_in_auto(browser: Any) -> None:
+    world = cameras(1).add(status("camera-1", mode="auto", adapting=False))
+    with opened(browser, world) as page:
+        answering, note = page.locator("#answering"), page.locator("#gains-note")
+        assert page.locator("input[value=auto]").is_checked()
+        expect(answering).to_have_text(
+            "The untouched network answers: no gain is sure yet. 0 switches so far."
+        )
+        expect(note).to_contain_text("would let through")
+        world.add(status("camera-1", mode="auto", adapting=True, switches=1))
+        soon(page, lambda: "is expected to be less often wrong" in answering.inner_text())
+        assert "1 switch so far" in answering.inner_text()
+        expect(note).to_contain_text("filter lets through")
+        world.add(status("camera-1", mode="auto", adapting=False, switches=2, harmful=True))
+        soon(page, lambda: "may be harm. 2 switches so far." in answering.inner_text())

@@ -60,7 +60,7 @@ class Health:
         expected_error: Estimated share of its last predictions that are wrong, with an interval, if
             `fit` was given labelled samples.
         expected_error_untouched: The same for the untouched network, if it was asked, too: with
-            `compare=True`, or in the service's mode `shadow`.
+            `compare=True`, or in the service's modes `shadow` and `auto`.
         implausible: Number of samples that no shift explains, such as pixels up to 255 if those of
             the source are at most 1. The untouched network predicts them, no stream learns of them.
         batch_weight: Weight of the test data in normalisation layers' statistics, on average.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SAVED_EVERY = 10.0  # seconds
 KEPT_FILTERS = "filters"  # a folder beside the data sets
 ORDERS = "auto (learnt from the predictions), shuffled (none) or video (surely one)."
-MODES = "on, shadow (answers unchanged, counts what would change) or off."
+MODES = "on, auto (while it helps), shadow (answers unchanged, counts what would change) or off."
 
 
 @dataclass(kw_only=True)

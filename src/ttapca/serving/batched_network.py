@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ttapca.adaptation.adapter import Adapter, StreamOutcome
+from ttapca.adaptation.auto_mode import judged
 from ttapca.adaptation.expected_error import sums_after
 from ttapca.adaptation.health import Health
 from ttapca.adaptation.optimisation import Predictor
@@ -66,10 +67,11 @@ def _picture(pixels: Tensor) -> Pixels:
 Predicted: TypeAlias = tuple[StreamRecord, Answer, FilteredImage | None]
 Copy: TypeAlias = tuple[bool, bool]  # does the stream remember the image, and is it filtered?
 # The copies of an image that go through the network. The first one is answered, the last one is
-# remembered: in shadow these are two, and a stream that is off is watched.
+# remembered: in shadow and auto these are two, and a stream that is off is watched.
 COPIES: dict[Mode, tuple[Copy, ...]] = {
     "off": ((True, False),),
     "shadow": ((False, False), (True, True)),
+    "auto": ((False, False), (True, True)),
     "on": ((True, True),),
 }
 
@@ -156,10 +158,13 @@ class BatchedNetwork:
             own = logits[first : first + count]
             after, differ = self._after(record, len(images), own, outcome)
             kept = None if after.skipped > record.skipped else self._image(images, first + count)
+            # Numbers of the adapted network that are not finite differ from nothing.
+            adapting = after.adapting and (record.mode == "on" or differ is not None)
+            chosen = own[-len(images) :] if adapting else own[: len(images)]
             answer = Answer(
-                logits=outputs.as_returned(own[: len(images)]).clone(),
+                logits=outputs.as_returned(chosen).clone(),
                 outputs=outputs.found,
-                adapted=outcome.filtered and record.mode == "on",
+                adapted=outcome.filtered and adapting,
                 differ=differ,
                 glance=after.glance(name),
                 _status=partial(self.status, name, after),
@@ -171,30 +176,32 @@ class BatchedNetwork:
     def _after(
         self, record: StreamRecord, size: int, logits: Tensor, outcome: StreamOutcome
     ) -> tuple[StreamRecord, int | None]:
-        """Return the record after a pass with `size` images, and how many differ in shadow."""
+        """Return the record after a pass with `size` images, and how many differ."""
         answered, remembered = logits[:size], logits[-size:]
         if not torch.isfinite(remembered).all():
             return dataclasses.replace(record, skipped=record.skipped + 1), None
-        differ = None
-        if record.mode == "shadow":  # images with another class, or another label
+        differ, compared = None, record.mode in ("shadow", "auto")
+        if compared:  # images with another class, or another label
             others = answered.argmax(1) != remembered.argmax(1)
             differ = int(others.reshape(size, -1).any(1).sum())
-        state = outcome.state
+        state, auto = outcome.state, None
         temperature = self._adapter.temperature
-        if record.mode == "shadow" and temperature is not None and answered.dim() > 1:
+        if compared and temperature is not None and answered.dim() > 1:
             kept = outcome.plausible(size)
-            sums = sums_after(state.errors, remembered[kept], answered[kept], temperature)
-            errors = torch.stack([state.errors[0], sums[1]])
+            both = remembered[kept], answered[kept]
+            errors = torch.stack([state.errors[0], sums_after(state.errors, *both, temperature)[1]])
+            if record.mode == "auto" and answered.dim() == 2:
+                auto = judged(state.auto, *both, temperature)
             state = dataclasses.replace(state, errors=errors)
         since, now = record.shifted_since, time.time()
         if outcome.state.alarm.shifted != record.shifted:
             since = now if outcome.state.alarm.shifted else None
+        record = dataclasses.replace(record, state=dataclasses.replace(state, auto=auto))
         after = dataclasses.replace(
             record,
-            state=state,
             images=record.images + size,
             requests=record.requests + 1,
-            adapted=record.adapted + size * (outcome.filtered and record.mode == "on"),
+            adapted=record.adapted + size * (outcome.filtered and record.adapting),
             shadowed=record.shadowed + size * (differ is not None),
             differed=record.differed + (differ or 0),
             shifted_since=since,

@@ -33,6 +33,7 @@ CODE_OF_ERROR: dict[type[TtapcaError], str] = {
     errors.UnknownStreamError: "unknown_stream",
     errors.StreamNameError: "bad_stream_name",
     errors.SavedStreamError: "bad_state",
+    errors.OptionError: "bad_body",  # a mode that this filter does not allow
     errors.DamagedStreamError: "damaged_stream",  # waiting does not mend it
     errors.StorageError: "storage",
     errors.ShapeError: "bad_images",

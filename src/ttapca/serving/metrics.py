@@ -38,10 +38,13 @@ STREAM_SERIES = {
     "health.ordered": "How surely classes stay for a while, so that the order of images is used, "
     "0 to 1",
     "health.skew": "How surely classes are not those of the source, 0 to 1",
+    "adapting": "1 while the adapted network answers, which streams in the mode auto choose",
+    "switches": "How often a stream in the mode auto has chosen the other network",
+    "harmful": "1 while a stream in the mode auto is not adapted to since that seems to do harm",
     "adapted_share": "Share of images that were answered with a filter that changed them",
-    "disagreement": "Share of images in shadow mode that have another class when adapted",
+    "disagreement": "Share of images in shadow, or auto, that have another class when adapted",
     "health.expected_error": "Estimated share of wrong predictions of the adapted network",
-    "health.expected_error_untouched": "The same of the untouched network, in shadow mode",
+    "health.expected_error_untouched": "The same of the untouched network, in shadow and auto",
     "health.skipped": "Requests that led to NaN or infinity and changed nothing",
     "health.implausible": "Images that no shift explains, and that were answered by the network as "
     "it is",
@@ -106,7 +109,7 @@ class Metrics(PoolObserver):
         self._requests = counter("ttapca_requests", "Requests by route and class of status", labels)
         self._refused = counter("ttapca_refused", "Requests that were refused", ("code",))
         self._images = counter("ttapca_images", "Images by mode", ("mode", "adapted"))
-        self._differ = counter("ttapca_shadow_differ", "Images in shadow that would change class")
+        self._differ = counter("ttapca_shadow_differ", "Images with another class if adapted")
         self._seconds = histogram("ttapca_request_seconds", "Time of a request", ("route",))
         self._waited = histogram("ttapca_queue_seconds", "Time of images in queue and pass")
         self._pass_seconds = histogram("ttapca_pass_seconds", "Time of a forward pass")

@@ -52,13 +52,14 @@ class PoolObserver:
 class StreamPool(AbstractContextManager["StreamPool"]):
     """Predicts and adapts for many streams; any thread may call it.
 
-    A stream has one of three modes. `on` answers with the adapted network. `shadow` answers with
-    the untouched network, adapts beside it, and counts how often the two differ. `off` leaves the
+    A stream has one of four modes. `on` answers with the adapted network. `shadow` answers with
+    the untouched network, adapts beside it, and counts how often the two differ. `auto` does the
+    same, and answers with the adapted network while that is expected to help. `off` leaves the
     network untouched and only watches for a shift.
 
     Args:
         model: Returns logits for a batch of images.
-        filter: A filter that was fitted on it.
+        filter: A filter that was fitted on it; for the mode `auto` with `labelled=`.
         store: Where streams are kept; without, they are lost when the pool is closed.
         mode: Of a new stream.
         limits: Of images and streams.
@@ -97,10 +98,11 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         order: Order | None = None,
         input_shape: Sequence[int] | None = None,
     ) -> None:
-        check_option("mode", mode, OneOf(get_args(Mode)))
         check_option("save_every", save_every, Number(above=0))
         check_option("outputs", outputs, Maybe(OneOf(get_args(EvaluatedKind))))
         check_option("states", states, Whole(1, CONSTANTS.states))
+        self._estimates = filter.temperature_ is not None and outputs != "multilabel"
+        self._check_mode(mode)
         self.mode: Mode = mode
         self.limits = limits or PoolLimits()
         self.input_shape = tuple(input_shape or image_shape(filter))
@@ -203,9 +205,18 @@ class StreamPool(AbstractContextManager["StreamPool"]):
 
     def set_mode(self, stream: str, mode: Mode, *, admit: Admission | None = None) -> StreamStatus:
         """Switch a stream; a new name begins a new stream, as in `submit`."""
-        check_option("mode", mode, OneOf(get_args(Mode)))
+        self._check_mode(mode)
         get = self._streams.get
         return self._change(stream, lambda: dataclasses.replace(get(stream), mode=mode), admit)
+
+    def _check_mode(self, mode: Mode) -> None:
+        check_option("mode", mode, OneOf(get_args(Mode)))
+        if mode == "auto" and not self._estimates:
+            raise errors.OptionError(
+                "The mode `auto` estimates how often both networks are wrong: it needs classes "
+                "that exclude each other, and a filter that was fitted with labelled samples. Fit "
+                "it with `ttapca fit ... --held-out 1000`, or `fit(labelled=)`, or choose `shadow`."
+            )
 
     def reset(self, stream: str) -> StreamStatus:
         """Let a stream begin anew, in the mode that it has."""

@@ -24,11 +24,11 @@ class Answer:
 
     Attributes:
         logits: A row for each image, as the network returns them; those of the untouched network
-            unless the mode is `on`.
+            unless the mode is `on`, or `auto` and adapting is expected to help.
         outputs: Their meaning: `multiclass`, `binary` or `multilabel`.
         adapted: Whether a filter changed the images that are answered for.
-        differ: In shadow, how many images have another class when adapted; None in other modes, and
-            if the adapted network has no finite numbers: then the request is skipped.
+        differ: In shadow and auto, how many images have another class when adapted; None in other
+            modes, and if the adapted network has no finite numbers: then the request is skipped.
         glance: How the stream is after this request, in short.
     """
 

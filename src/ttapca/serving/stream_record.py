@@ -13,7 +13,7 @@ from ttapca.errors import SavedStreamError, StreamNameError
 from ttapca.spectral.state_files import SavedStream, read_saved
 from ttapca.spectral.stream_state import StreamState
 
-Mode = Literal["off", "shadow", "on"]
+Mode = Literal["off", "shadow", "auto", "on"]
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]*"  # so that a name is never a path, nor needs an escape
 LONGEST_NAME = 100  # letters
 
@@ -38,12 +38,14 @@ class StreamStatus:
     Attributes:
         health: Of its images.
         mode: Whether its images are adapted to.
-        gains: Scale of each band of components in the mode `on`, as in `health.bands`.
+        gains: Scale of each band of components where images are adapted to, as in `health.bands`.
         requests: How many requests were answered.
         adapted_share: Share of all images that were answered with a filter that changed them.
-        disagreement: Share of images in shadow with another class when adapted; None before any.
+        disagreement: Share of images in shadow and auto with another class when adapted, or None.
         shifted_since: When the present shift began, in seconds since 1970; None without.
         last_seen: When its last images came; None before any.
+        adapting: Whether the adapted network answers, which is chosen in the mode `auto`.
+        switches, harmful: Of that mode: changes of the choice; whether harm is suspected now.
     """
 
     health: Health
@@ -54,6 +56,9 @@ class StreamStatus:
     disagreement: float | None
     shifted_since: float | None
     last_seen: float | None
+    adapting: bool = False
+    switches: int = 0
+    harmful: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return numbers, text, lists and dicts, as JSON and logs want them."""
@@ -70,7 +75,7 @@ class StreamGlance:
         skipped: How many requests changed nothing, since their numbers were not finite.
         shift: How surely it has shifted, from 0 to 1.
         shifted: Whether its alarm is on.
-        mode, requests, adapted_share, disagreement, shifted_since, last_seen: See `StreamStatus`.
+        mode, and the others: See `StreamStatus`.
     """
 
     stream: str
@@ -84,6 +89,9 @@ class StreamGlance:
     disagreement: float | None
     shifted_since: float | None
     last_seen: float | None
+    adapting: bool = False
+    switches: int = 0
+    harmful: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +104,7 @@ class StreamRecord:
     requests: int = 0
     skipped: int = 0  # requests that changed nothing, since their numbers were not finite
     adapted: int = 0  # images that were answered with a filter that changed them
-    shadowed: int = 0  # images that were answered in shadow
+    shadowed: int = 0  # images that both networks have predicted
     differed: int = 0  # images that have another class there
     shifted_since: float | None = None  # seconds since 1970
     last_seen: float | None = None
@@ -105,6 +113,12 @@ class StreamRecord:
     def shifted(self) -> bool:
         """Whether the alarm is on."""
         return self.state.alarm.shifted
+
+    @property
+    def adapting(self) -> bool:
+        """Whether the adapted network answers."""
+        auto = self.state.auto
+        return self.mode == "on" or (self.mode == "auto" and auto is not None and auto.adapting)
 
     def glance(self, name: str) -> StreamGlance:
         """Return the status of the stream of this name that takes no computing."""
@@ -119,8 +133,12 @@ class StreamRecord:
 
     def counts(self) -> dict[str, Any]:
         """Return what `StreamStatus` and `StreamGlance` both tell."""
+        auto = self.state.auto
         return {
             "mode": self.mode,
+            "adapting": self.adapting,
+            "switches": 0 if auto is None else auto.switches,
+            "harmful": auto is not None and auto.harmful,
             "requests": self.requests,
             "adapted_share": self.adapted / max(1, self.images),
             "disagreement": self.differed / self.shadowed if self.shadowed else None,

@@ -108,7 +108,7 @@ async def look(request: Request, name: Name) -> Response:
     openapi_extra=api.MODE_BODY,
 )
 async def switch(request: Request, name: Name) -> Response:
-    """Switch a stream off, to shadow or on; a new one begins in that mode."""
+    """Switch a stream off, to shadow, to auto or on; a new one begins in that mode."""
     service, token, full = _named(request, name, "control")
     async with service.body(request) as body:
         service.pool.check_admission(full, token.check_quota)

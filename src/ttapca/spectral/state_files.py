@@ -23,7 +23,7 @@ from ttapca._checks import shown
 from ttapca.errors import SavedStreamError
 from ttapca.spectral.chain import ChainState
 from ttapca.spectral.constants import CONSTANTS
-from ttapca.spectral.stream_state import AlarmState, StreamState, leaves
+from ttapca.spectral.stream_state import AlarmState, AutoState, StreamState, leaves
 from ttapca.support.parsing import parse_json
 
 FORMAT = "ttapca stream 3"
@@ -51,6 +51,10 @@ NUMBERS: dict[str, tuple[type, float]] = {
     "alarm.few": (float, LARGEST),
     "alarm.alike": (float, LARGEST),
     "alarm.skew": (float, 1),
+    "auto.adapting": (bool, 1),
+    "auto.harmful": (bool, 1),
+    "auto.switches": (int, LARGEST),
+    "auto.images": (int, LARGEST),
 }
 
 
@@ -191,10 +195,10 @@ class _Reader:
         found = {
             each.name: self._like(each.name, getattr(like, each.name))
             for each in fields(StreamState)
-            if each.name not in ("alarm", "latest", "implausible")
+            if each.name not in ("alarm", "auto", "latest", "implausible")
         }
         numbers = {name: self._number(name) for name in ("latest", "implausible")}
-        state = StreamState(**found, alarm=self._alarm(like), **numbers)
+        state = StreamState(**found, alarm=self._alarm(like), auto=self._auto(), **numbers)
         self._check(state)
         left = [*self._tensors, *self._numbers]
         if left:
@@ -265,6 +269,15 @@ class _Reader:
         if len(energies) not in (0, len(like.spectra)):
             self._refuse("alarm.energies", "are of some filters only")
         return AlarmState(**found, counts=counts, energies=tuple(energies))
+
+    def _auto(self) -> AutoState | None:
+        gain = self._optional("auto.gain", range(3, 4))
+        sums = self._optional("auto.sums", range(4, 2 * MOST_CLASSES + 3))
+        if gain is None or sums is None:
+            return None  # its numbers, if there are any, are left over, which is refused
+        names = ("adapting", "harmful", "switches", "images")
+        found = {name: self._number(f"auto.{name}") for name in names}
+        return AutoState(**found, gain=gain, sums=sums)
 
     def _optional(self, name: str, sizes: range) -> Tensor | None:
         """Return a vector of one of these sizes, or None."""

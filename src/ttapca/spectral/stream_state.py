@@ -124,6 +124,21 @@ class AlarmState:
 
 
 @dataclass(frozen=True, eq=False)
+class AutoState:
+    """Which network answers a stream in the mode `auto`; see `ttapca.adaptation.auto_mode`."""
+
+    adapting: bool  # whether the adapted network answers
+    harmful: bool  # whether adapting shows a sign of harm
+    switches: int  # between the two networks
+    images: int  # since the last switch, or the first image
+    # Number of recent images, sums of their expected gain and of its variance, float64, shape (3,).
+    gain: Tensor
+    # Over longer: for the adapted and for the untouched network, the entropy of its predictions and
+    # the number of each class, float64, shape (2 + 2 classes,).
+    sums: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class StreamState:
     """Everything that is known of one stream; a part is None if the method does not use it."""
 
@@ -138,6 +153,7 @@ class StreamState:
     implausible: int = 0  # number of samples that no shift explains; they have left no other mark
     # See `ttapca.adaptation.expected_error`, float64, shape (2, 3).
     errors: Tensor = field(default_factory=lambda: torch.zeros(2, 3, dtype=torch.float64))
+    auto: AutoState | None = None  # of a service; None in its other modes
 
     @property
     def shift(self) -> float:

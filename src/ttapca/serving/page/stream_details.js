@@ -71,16 +71,18 @@ export class StreamDetails {
     element("state").classList.toggle("odd", isOdd(record));
     say(element("state"), stateOf(record, now));
     if (!this.busy) for (const radio of element("mode").elements) if (radio.type === "radio") radio.checked = radio.value === values.mode;
+    say(element("answering"), answeringOf(values));
     this.history.show(record.history, now, span(record, now));
     const bands = values.bands ?? [];
     for (const id of ["ratios", "gains"]) element(id).closest("figure").hidden = !bands.length;
     if (bands.length) {
       this.ratios.show(bands);
       this.gains.show(bands, values.gains ?? []);
-      const lets = values.mode === "on" ? "lets" : "would let";
+      const lets = values.adapting ? "lets" : "would let";
       say(element("gains-note"), `What the filter ${lets} through; 1 leaves a band as it is.`);
     }
     showTable(bands, values.gains ?? []);
+    showErrors(values);
     this.showComposition(values);
     showFacts(values, now);
   }
@@ -141,6 +143,15 @@ function stateOf(record, now) {
   return since === null ? `As usual since ${clock(record.watched)} at least` : `As usual since ${clock(since)}`;
 }
 
+/** Which network answers a stream that chooses between two, and why. */
+function answeringOf({ mode, adapting, harmful, switches }) {
+  if (mode !== "auto") return "";
+  const why = adapting ? "The adapted network answers: it is expected to be less often wrong"
+    : harmful ? "The untouched network answers: adapted, it keeps to few classes or is less sure, which may be harm"
+      : "The untouched network answers: no gain is sure yet";
+  return `${why}. ${count(switches, "switch", "switches")} so far.`;
+}
+
 function skewOf({ skew }, classes) {
   if (!classes) return "Nothing was predicted yet.";
   if (!known(skew)) return "";
@@ -148,15 +159,40 @@ function skewOf({ skew }, classes) {
   return `May well be the shares of the source (skew ${skew.toFixed(2)}).`;
 }
 
-function makeShare() {
+/** How often both networks are wrong by the service's estimate, with intervals, if it has any. */
+function showErrors({ expected_error: adapted, expected_error_untouched: untouched }) {
+  const rows = [["adapted network", adapted], ["untouched network", untouched]].filter(([, estimate]) => estimate);
+  const list = element("errors");
+  list.closest("figure").hidden = !rows.length;
+  while (list.childElementCount > rows.length) list.lastElementChild.remove();
+  while (list.childElementCount < rows.length) list.append(makeShare(["interval", "estimate"]));
+  const end = Math.max(0.1, Math.ceil(10 * Math.max(...rows.map(([, { high }]) => high))) / 10); // of the scale
+  rows.forEach(([network, { share, low, high }], at) => {
+    const [label, bar, value] = list.children[at].children;
+    const [interval, estimate] = bar.children;
+    say(label, network);
+    for (const [rect, from, width] of [[interval, low, high - low], [estimate, share, 0.004 * end]]) {
+      rect.setAttribute("x", ((100 * from) / end).toFixed(1));
+      rect.setAttribute("width", ((100 * width) / end).toFixed(1));
+    }
+    say(value, `${percent(share)} (${percent(low)} to ${percent(high)})`);
+  });
+  const more = untouched ? "" : " In the modes shadow and auto, the untouched network is asked, too.";
+  say(element("errors-note"), `Share of the last answers that are wrong, estimated without labels, with 95 % intervals, from 0 to ${percent(end)}.${more}`);
+}
+
+function makeShare(parts = ["share"]) {
   const entry = document.createElement("li");
   const label = document.createElement("span");
   const value = document.createElement("span");
   const bar = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   for (const [name, text] of [["viewBox", "0 0 100 1"], ["preserveAspectRatio", "none"], ["aria-hidden", "true"]]) bar.setAttribute(name, text);
-  const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-  rect.setAttribute("height", "1");
-  bar.append(rect);
+  for (const part of parts) {
+    const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+    rect.setAttribute("height", "1");
+    rect.setAttribute("class", part);
+    bar.append(rect);
+  }
   label.className = "label";
   value.className = "value";
   entry.append(label, bar, value);
@@ -170,7 +206,7 @@ function showFacts(values, now) {
   const facts = [
     ["images seen", whole(values.images ?? 0), known(values.last_seen) ? `last ${duration(now - values.last_seen)} ago` : "none yet"],
     ["adapted", percent(values.adapted_share), "of the answers"],
-    ["would differ", percent(values.disagreement), known(values.disagreement) ? "of the images in shadow" : "known after a time in shadow"],
+    ["would differ", percent(values.disagreement), known(values.disagreement) ? "of the images in shadow or auto" : "known after a time in shadow"],
     ["skipped", count(values.skipped ?? 0, "request"), "with NaN or infinity"],
     ["shift", fixed(values.shift, 2), known(values.p_value) ? `p = ${values.p_value.toFixed(3)}` : ""],
     ["size of the shift", fixed(values.size, 1), "doublings of variance"],

@@ -25,7 +25,7 @@ function pair(whole, large, largeName, small, smallName) {
   return `${Math.floor(whole / large)} ${largeName}${rest ? ` ${rest} ${smallName}` : ""}`;
 }
 
-export const count = (number, noun) => `${WHOLE.format(number)} ${noun}${number === 1 ? "" : "s"}`;
+export const count = (number, noun, nouns = `${noun}s`) => `${WHOLE.format(number)} ${number === 1 ? noun : nouns}`;
 export const whole = (number) => WHOLE.format(number);
 export const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
 export const fixed = (value, digits) => (known(value) ? value.toFixed(digits) : "—");
