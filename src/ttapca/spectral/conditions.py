@@ -50,6 +50,7 @@ class Appearances:
         self._bands = energies.shape[1]
         measured = _beside(energies, textures)
         self._least = LEAST * measured.median(0).values.clamp(min=torch.finfo(torch.float32).tiny)
+        self._source = measured[:, : self._bands].numpy()
         logarithms = (measured + self._least).log()
         # Whitened, so that the subject of an image counts little, and its condition much.
         self._mean = logarithms.mean(0)
@@ -78,9 +79,18 @@ class Appearances:
         whitened: Tensor = (logarithms - self._mean) / self._deviation @ self._whiten
         return whitened
 
-    def of_bands(self, away: Numbers) -> Numbers:
-        """Return differences of descriptions by band, each in units of its own deviation."""
-        found: Numbers = away @ self._unwhiten[:, : self._bands]
+    def by_band(self, rows: Numbers, away: Numbers) -> Numbers:
+        """Return differences of descriptions by band, each in units of its own deviation.
+
+        Noise adds as much energy to all images, whose logarithms then differ less. So these units
+        are those of source images with the energy that `rows`, whole descriptions, have in excess.
+        """
+        bands, least = slice(self._bands), self._least[: self._bands].numpy()
+        deviation = self._deviation[bands].numpy()
+        logarithms = rows @ self._unwhiten[:, bands] * deviation + self._mean[bands].numpy()
+        excess = (np.exp(logarithms).mean(0) - least - self._source.mean(0)).clip(min=0)
+        usual = np.log(self._source + least + excess).std(0, ddof=1).clip(min=LEAST_DEVIATION)
+        found: Numbers = away @ self._unwhiten[:, bands] * (deviation / usual)
         return found
 
 
@@ -204,7 +214,7 @@ class ConditionStates:
         """Return how far the last images of a stream resemble those of their state, from 0 to 1."""
         rows = known.last(self.constants.block)
         away, freedom = around_means(rows, _nearest(rows, known.centres))
-        return resemblance_of_stream(self.describe.of_bands(away), freedom, self.constants)
+        return resemblance_of_stream(self.describe.by_band(rows, away), freedom, self.constants)
 
     def _place(self, known: KnownConditions, taken: Iterable[int]) -> int | None:
         """Return the number for a new state, not a taken one; None if there is no place."""
