@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ STEPS = 5  # of k-means after a split, of which more change nothing
 FEWEST_SOURCE = 4
 # An image without any detail has no logarithm; as a share of the median of source images.
 LEAST = 1e-3
+MOST_LOGARITHM = 300.0  # of an energy: any more would overflow
 # In place of a deviation of zero, where a number is the same in all source images.
 LEAST_DEVIATION = 1e-6
 
@@ -88,10 +89,10 @@ class Appearances:
         bands, least = slice(self._bands), self._least[: self._bands].numpy()
         deviation = self._deviation[bands].numpy()
         logarithms = rows @ self._unwhiten[:, bands] * deviation + self._mean[bands].numpy()
-        excess = (np.exp(logarithms).mean(0) - least - self._source.mean(0)).clip(min=0)
+        found = np.exp(logarithms.clip(max=MOST_LOGARITHM)).mean(0) - least
+        excess = (found - self._source.mean(0)).clip(min=0)
         usual = np.log(self._source + least + excess).std(0, ddof=1).clip(min=LEAST_DEVIATION)
-        found: Numbers = away @ self._unwhiten[:, bands] * (deviation / usual)
-        return found
+        return cast(Numbers, away @ self._unwhiten[:, bands] * (deviation / usual))
 
 
 def _beside(energies: Tensor, textures: Tensor | None) -> Tensor:
