@@ -110,8 +110,8 @@ def calibrate(
 def _of_nothing(rest: Tensor, negligible: float) -> Tensor:
     """Return squared lengths outside a basis that leaves out next to nothing, (samples,).
 
-    If none of n samples has anything outside, one more may have it with a chance of 1 / n (Laplace).
-    So the sample that has most of it stands for one that has as much as is believed.
+    If none of n samples has anything outside, one more may have it with a chance of 1 / n, after
+    Laplace. So the sample that has most of it stands for one that has as much as is believed.
     """
     most = CONSTANTS.largest_ratio * negligible
     found = rest.clamp(negligible, most)
