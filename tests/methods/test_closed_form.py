@@ -141,7 +141,8 @@ def test_every_route_keeps_energies(route: Any, model: nn.Module) -> None:
 def test_with_fewer_components_more_lies_outside(route: Any, model: nn.Module) -> None:
     """On average over its samples, as much as a filter that was fitted so."""
     whole = ttapca.fit(model, "conv1", DATA, route=route)
-    assert whole.rest_ is None  # all variance is inside
+    # All variance is inside; in the output of a layer, next to nothing is watched.
+    assert whole.rest_ is None or whole.rest_.mean() < 1e-3 * whole.total_variance_
     found, direct = whole.truncated(20), ttapca.fit(model, "conv1", DATA, 20, route=route)
     if route == "folded":
         assert torch.allclose(found.basis.from_components, direct.basis.from_components)

@@ -327,6 +327,7 @@ def test_what_the_command_says_and_the_file_states(said: tuple[Path, str]) -> No
     assert {each["initial"] for each in state.values()} == {0.0}
     parts = {name: each["shape"] for name, each in state.items()}
     some = {"samples": [1], "independent": [1], "energies": [60], "shift": [1], "mean": [60]}
+    some |= {"rest_energy": [1], "rest_mean": [64]}  # four pixels of the digits never vary
     expected = {f"state.spectra.0.{name}": size for name, size in some.items()}
     expected |= {"state.spectra.0.unusual": [1], "state.layers.moments": [2, 112]}
     expected |= {"state.layers.independent": [3], "state.layers.samples": [3]}

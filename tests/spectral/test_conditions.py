@@ -119,6 +119,29 @@ def test_few_source_images_do_not_tell_how_images_vary() -> None:
     assert not Appearances(rows(4 * SIZE - 1, 0).exp()).known
 
 
+def resemblance_of(stream: Tensor, source: Tensor) -> float:
+    conditions = ConditionStates.of_source(source, None, 4)
+    assert conditions is not None
+    known, _, _ = conditions.told_apart(
+        KnownConditions.none(SIZE), conditions.describe(stream).numpy()
+    )
+    return conditions.resemblance(known)
+
+
+@pytest.mark.parametrize("noise", [0.0, 3.0, 30.0])
+def test_samples_with_noise_resemble_each_other_no_more_than_without(noise: float) -> None:
+    """Standing and running differ a thousandfold in energy, and with noise hardly at all."""
+    source, stream = ((2 * rows(count, 5 + count)).exp() for count in (400, 50))
+    assert resemblance_of(stream + noise, source) == 0
+
+
+@pytest.mark.parametrize("energy", [0.1, 1.0, 20.0])
+def test_a_still_scene_resembles_itself(energy: float) -> None:
+    source, noise = (2 * rows(400, 405)).exp(), rows(50, 3)
+    still = energy * source.mean(0) * (0.01 * noise).exp()
+    assert resemblance_of(still, source) > 0.9
+
+
 @given(st.lists(st.integers(-50, 50), min_size=2, max_size=12).filter(lambda x: len(set(x)) > 1))
 def test_numbers_are_cut_where_least_variance_is_left(numbers: list[int]) -> None:
     def spread(some: list[int]) -> float:

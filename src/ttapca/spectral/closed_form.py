@@ -211,7 +211,7 @@ class ClosedFormGain(ClosedFormRule):
         )
         if rest is None or self.rest_energy is None:
             return found
-        lengths = rest.square().sum(1, keepdim=True)
+        lengths = rest.square().sum(1, keepdim=True).clamp(*self.rest_range)
         energy = (batch.group_means(lengths, counts)[:, 0] / self.rest_energy).to(counts)
         return replace(found, rest_energy=energy, rest_mean=batch.group_means(rest, counts))
 

@@ -203,6 +203,7 @@ class ClosedFormRule(Gain):
     spread: Tensor
     averages: Tensor
     rest_energy: float | None  # mean squared length outside the basis, if it is watched
+    rest_range: tuple[float, float]  # of squared lengths there that count
     reach: Tensor
 
     def __init__(
@@ -231,9 +232,13 @@ class ClosedFormRule(Gain):
             self.constants = constants = source.resemblance.told(constants)
         deviations = source.deviations.detach()
         energies, self.rest_energy = source.energies, None
+        self.rest_range = 0.0, math.inf
         self.watches_rest = source.rest is not None
         if source.rest is not None:  # one more band, for all that lies outside the basis
             self.rest_energy = float(source.rest.mean())
+            least = float(source.rest.min())
+            if least == float(source.rest.median()):  # next to nothing: see `cross_validation`
+                self.rest_range = least, constants.largest_ratio * least
             energies = torch.cat([energies, source.rest[:, None] / self.rest_energy], 1)
         self._resemblance = source.resemblance
         self.normal = SourceSpectrum(energies, self.constants, source.resemblance)
@@ -341,6 +346,7 @@ class ClosedFormRule(Gain):
         reach = self.reach[self.edges[-2] :].max()
         part = weight * sure_share(far, seen.rest_energy.to(far), reach, *counts, self.constants)
         rest = seen.rest_energy - (part * (2 - part) * far).to(seen.rest_energy)
+        rest = rest.clamp(min=self.rest_range[0] / self.rest_energy)
         moved = dataclasses.replace(moved, rest_energy=rest)
         return moved, share * mean, part[:, None] * seen.rest_mean
 

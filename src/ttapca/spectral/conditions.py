@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ STEPS = 5  # of k-means after a split, of which more change nothing
 FEWEST_SOURCE = 4
 # An image without any detail has no logarithm; as a share of the median of source images.
 LEAST = 1e-3
+MOST_LOGARITHM = 300.0  # of an energy: any more would overflow
 # In place of a deviation of zero, where a number is the same in all source images.
 LEAST_DEVIATION = 1e-6
 
@@ -50,6 +51,7 @@ class Appearances:
         self._bands = energies.shape[1]
         measured = _beside(energies, textures)
         self._least = LEAST * measured.median(0).values.clamp(min=torch.finfo(torch.float32).tiny)
+        self._source = measured[:, : self._bands].numpy()
         logarithms = (measured + self._least).log()
         # Whitened, so that the subject of an image counts little, and its condition much.
         self._mean = logarithms.mean(0)
@@ -78,10 +80,19 @@ class Appearances:
         whitened: Tensor = (logarithms - self._mean) / self._deviation @ self._whiten
         return whitened
 
-    def of_bands(self, away: Numbers) -> Numbers:
-        """Return differences of descriptions by band, each in units of its own deviation."""
-        found: Numbers = away @ self._unwhiten[:, : self._bands]
-        return found
+    def by_band(self, rows: Numbers, away: Numbers) -> Numbers:
+        """Return differences of descriptions by band, each in units of its own deviation.
+
+        Noise adds as much energy to all images, whose logarithms then differ less. So these units
+        are those of source images with the energy that `rows`, whole descriptions, have in excess.
+        """
+        bands, least = slice(self._bands), self._least[: self._bands].numpy()
+        deviation = self._deviation[bands].numpy()
+        logarithms = rows @ self._unwhiten[:, bands] * deviation + self._mean[bands].numpy()
+        found = np.exp(logarithms.clip(max=MOST_LOGARITHM)).mean(0) - least
+        excess = (found - self._source.mean(0)).clip(min=0)
+        usual = np.log(self._source + least + excess).std(0, ddof=1).clip(min=LEAST_DEVIATION)
+        return cast(Numbers, away @ self._unwhiten[:, bands] * (deviation / usual))
 
 
 def _beside(energies: Tensor, textures: Tensor | None) -> Tensor:
@@ -204,7 +215,7 @@ class ConditionStates:
         """Return how far the last images of a stream resemble those of their state, from 0 to 1."""
         rows = known.last(self.constants.block)
         away, freedom = around_means(rows, _nearest(rows, known.centres))
-        return resemblance_of_stream(self.describe.of_bands(away), freedom, self.constants)
+        return resemblance_of_stream(self.describe.by_band(rows, away), freedom, self.constants)
 
     def _place(self, known: KnownConditions, taken: Iterable[int]) -> int | None:
         """Return the number for a new state, not a taken one; None if there is no place."""

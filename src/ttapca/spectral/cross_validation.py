@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ttapca.spectral.basis import Basis
 from ttapca.spectral.calibration import TINY, band_edges, band_means
+from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.folded import FoldedPCA, InputPCA
 from ttapca.spectral.pca import MOST_DROPPED, PCA
 from ttapca.spectral.position_sample import PositionSample
@@ -80,8 +81,9 @@ def calibrate(
     """
     samples, positions, folds = sample.all(), sample.positions(), sample.folds(groups)
     kept = len(pca.singular_values)
-    # With as many components as samples allow, new samples have others as well.
-    outside = pca.drops_something or kept == pca.n_samples - 1
+    # With as many components as samples allow, new samples have others as well; and a shift may
+    # have directions in which no sample varies, such as an offset of series without a mean.
+    outside = pca.drops_something or kept < samples.shape[1]
     squares: list[Tensor] = []
     rests: list[Tensor] = []
     length = 0.0  # squared, of all samples that `rests` are of
@@ -101,8 +103,20 @@ def calibrate(
     energies, variances = _by_others(squares, alone=groups is None)
     rest = torch.cat(rests) if rests else None
     if rest is not None and float(rest.sum()) <= MOST_DROPPED * length:
-        rest = None
+        rest = _of_nothing(rest, MOST_DROPPED * length / len(rest))
     return Calibration(energies, torch.cat(folds), rest, variances)
+
+
+def _of_nothing(rest: Tensor, negligible: float) -> Tensor:
+    """Return squared lengths outside a basis that leaves out next to nothing, (samples,).
+
+    If none of n samples has anything outside, one more may have it with a chance of 1 / n, after
+    Laplace. So the sample that has most of it stands for one that has as much as is believed.
+    """
+    most = CONSTANTS.largest_ratio * negligible
+    found = rest.clamp(negligible, most)
+    found[rest.argmax()] = most
+    return found
 
 
 def _by_others(squares: list[Tensor], *, alone: bool) -> tuple[Tensor, Tensor]:
