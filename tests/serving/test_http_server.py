@@ -100,7 +100,7 @@ def test_a_large_body_is_refused_before_it_is_read(
         status, headers, _ = answered(connection)
         assert (status, headers["connection"]) == (413, "close")
     until(lambda: not server.server.service.running)
-    assert server.server.service._held == 0
+    assert server.server.service._bodies.size == 0
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_client_that_goes_away_leaves_nothing(running: Callable[..., Running])
         connection.sendall(head(len(DIGITS)) + DIGITS[:50])
         until(lambda: service.running)
     until(lambda: not service.running)
-    assert service._held == 0
+    assert service._bodies.size == 0
     assert service.pool.names() == []
     assert b'ttapca_refused_total{code="disconnected"} 1.0' in generate_latest(
         service.metrics.registry

@@ -20,7 +20,7 @@ CODES = {
     413: ("body_too_large", "too_many_pixels"),
     415: ("unsupported_type",),
     422: ("bad_images", "bad_stream_name", "bad_state", "bad_body", "bad_parameter"),
-    429: ("too_many_requests", "too_many_streams"),
+    429: ("too_many_requests", "too_many_images", "too_many_streams"),
     500: ("failure",),
     503: ("queue_full", "busy", "too_late", "closing", "storage"),
 }

@@ -136,8 +136,8 @@ class StreamCache:
             return self._new_record() if record is None else record
 
     def _stored(self, name: str, store: StreamStore) -> StreamRecord | None:
-        data = store.read(name)
         try:
+            data = store.read(name)
             return None if data is None else self.parse(data)
         except SavedStreamError as error:  # the fault of a caller who sends bytes; these are ours
             raise DamagedStreamError(

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from ttapca._checks import Maybe, Number, OneOf, Record, Rule, Whole, conform, shown
 from ttapca.adaptation.health import Health
 from ttapca.errors import SavedStreamError, StreamNameError
+from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.state_files import SavedStream, read_saved
 from ttapca.spectral.stream_state import StreamState
 
@@ -22,9 +23,14 @@ COUNT = Whole(0, 2**53)  # browsers count no further
 TIME = Maybe(Number(0, 1e11))  # seconds since 1970: until the year 5138
 
 
+def is_name(name: str) -> bool:
+    """Return whether a stream may have this name, but for its length."""
+    return re.fullmatch(NAME_PATTERN, name) is not None
+
+
 def check_name(name: object, longest: int = LONGEST_NAME) -> None:
     """Raise `StreamNameError` unless a stream may have this name, of `longest` letters at most."""
-    if not isinstance(name, str) or len(name) > longest or not re.fullmatch(NAME_PATTERN, name):
+    if not isinstance(name, str) or len(name) > longest or not is_name(name):
         raise StreamNameError(
             f"The name of a stream must have 1 to {longest} letters of A-Z, a-z, 0-9, dot, hyphen "
             f"and underscore, and begin with a letter or a digit; found {shown(name)}."
@@ -44,6 +50,7 @@ class StreamStatus:
         disagreement: Share of images in shadow with another class when adapted; None before any.
         shifted_since: When the present shift began, in seconds since 1970; None without.
         last_seen: When its last images came; None before any.
+        alarm_after: How many more images its alarm needs at least; None while it is on.
     """
 
     health: Health
@@ -54,6 +61,7 @@ class StreamStatus:
     disagreement: float | None
     shifted_since: float | None
     last_seen: float | None
+    alarm_after: int | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return numbers, text, lists and dicts, as JSON and logs want them."""
@@ -70,7 +78,8 @@ class StreamGlance:
         skipped: How many requests changed nothing, since their numbers were not finite.
         shift: How surely it has shifted, from 0 to 1.
         shifted: Whether its alarm is on.
-        mode, requests, adapted_share, disagreement, shifted_since, last_seen: See `StreamStatus`.
+        mode, requests, adapted_share, disagreement, shifted_since, last_seen, alarm_after: See
+            `StreamStatus`.
     """
 
     stream: str
@@ -84,6 +93,7 @@ class StreamGlance:
     disagreement: float | None
     shifted_since: float | None
     last_seen: float | None
+    alarm_after: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +116,13 @@ class StreamRecord:
         """Whether the alarm is on."""
         return self.state.alarm.shifted
 
+    @property
+    def alarm_after(self) -> int | None:
+        """How many more images the alarm needs at least: the rest of some blocks of images."""
+        alarm = self.state.alarm
+        blocks = CONSTANTS.blocks - alarm.run
+        return None if alarm.shifted else max(1, blocks * CONSTANTS.block - alarm.images)
+
     def glance(self, name: str) -> StreamGlance:
         """Return the status of the stream of this name that takes no computing."""
         return StreamGlance(
@@ -126,6 +143,7 @@ class StreamRecord:
             "disagreement": self.differed / self.shadowed if self.shadowed else None,
             "shifted_since": self.shifted_since,
             "last_seen": self.last_seen,
+            "alarm_after": self.alarm_after,
         }
 
     def to_bytes(self, kind: str) -> bytes:
