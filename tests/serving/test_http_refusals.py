@@ -52,6 +52,9 @@ REFUSED: list[tuple[tuple[str, str, dict[str, Any]], int, str, str]] = [
     (get("/v2/predict"), 404, "not_found", "`/openapi.json` lists"),
     (get("/v1/streams/"), 404, "not_found", ""),
     (get(PREDICT), 405, "method_not_allowed", "This address takes POST"),
+    (get(STREAM, "POST"), 405, "method_not_allowed", "This address takes DELETE, GET, PUT"),
+    (get(f"{STREAM}/state", "DELETE"), 405, "method_not_allowed", "GET, PUT;"),
+    (get("/openapi.json", "POST"), 405, "method_not_allowed", "GET, HEAD"),
     (("POST", "/v1/predict", npy(DIGITS)), 422, "bad_parameter", "`stream` is missing"),
     (
         ("POST", "/v1/predict?stream=..%2Fetc", npy(DIGITS)),
@@ -102,7 +105,12 @@ def test_every_refusal_has_a_reason_and_changes_nothing(
         assert Kept.of(pool) == before, due
         assert response.headers["x-request-id"]
         if due[0] == 405:
-            assert response.headers["allow"] == "POST"
+            assert response.headers["allow"] == {
+                PREDICT: "POST",
+                STREAM: "DELETE, GET, PUT",
+                f"{STREAM}/state": "GET, PUT",
+                "/openapi.json": "GET, HEAD",
+            }.get(path)
     _, path, rest = post(LARGE)
     unstated = rest | {"content": in_pieces(LARGE)}  # the head does not state its length
     refused(client.ask("POST", path, **unstated), 413, "body_too_large")

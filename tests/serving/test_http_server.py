@@ -9,9 +9,11 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -201,6 +203,33 @@ def test_of_too_many_connections_those_without_a_request_are_closed(
         half.sendall(DIGITS)
         assert answered(half)[0] == 200
         assert healthy(half)
+
+
+def test_half_a_body_makes_room_before_a_new_connection_does(serving: Serving) -> None:
+    server = DrainingServer(serving().service)
+    closed: list[str] = []
+
+    def connection(name: str, cycle: Any) -> SimpleNamespace:
+        transport = SimpleNamespace(abort=lambda: closed.append(name))
+        return SimpleNamespace(cycle=cycle, transport=transport)
+
+    def body(*, comes: bool, answered: bool = False) -> SimpleNamespace:
+        return SimpleNamespace(more_body=comes, response_complete=answered)
+
+    half = connection("half", body(comes=True))
+    idle = connection("idle", body(comes=False, answered=True))
+    works = connection("works", body(comes=False))
+    new = connection("new", None)
+    long_ago = time.monotonic() - 2 * http_server.YOUNG_SECONDS
+    server._heads = {each: (each.cycle, long_ago) for each in (idle, half)}
+    for most, more in ((3, ["half"]), (2, ["idle"]), (1, ["new"])):
+        server.server_state.connections = {half, idle, works, new}
+        monkey = http_server.MOST_CONNECTIONS
+        http_server.MOST_CONNECTIONS = most
+        closed.clear()
+        server._close_connections()
+        http_server.MOST_CONNECTIONS = monkey
+        assert closed[-1:] == more
 
 
 def test_a_second_signal_ends_it_at_once(running: Callable[..., Running]) -> None:

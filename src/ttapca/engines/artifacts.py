@@ -59,6 +59,12 @@ class Artifact(Generic[Content]):
 def _content(artifact: Artifact[Any]) -> Any:
     found = artifact.file()
     if found is not None:
+        with found.open("rb") as file:  # it is about to be unpickled, which may run anything
+            if hashlib.file_digest(file, "sha256").hexdigest() != artifact.digest:
+                raise EngineError(
+                    f"{found} must be the file that was written: its SHA-256 is its name; this one "
+                    "is another. Somebody else can write to that folder; choose one of your own."
+                )
         return torch.load(found, mmap=True, weights_only=False)
     reason = "."
     if artifact.fallback is not None:

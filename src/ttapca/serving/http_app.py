@@ -159,7 +159,7 @@ async def _refuse_address(request: Request, error: HTTPException) -> Response:
         routes = cast(Iterable[Route], (*stream_routes.router.routes, *router.routes))
         fitting = [each for each in routes if each.path_regex.match(request.scope["path"])]
         names = {name for each in fitting for name in each.methods or ()}
-        methods = ", ".join(sorted(names)) or (error.headers or {}).get("Allow", "others")
+        methods = ", ".join(sorted(names or (error.headers or {})["Allow"].split(", ")))
         message = f"This address takes {methods}; the request has another method."
         raise HttpError("method_not_allowed", message, headers={"Allow": methods})
     message = "There is nothing at this address. `/openapi.json` lists what there is."

@@ -29,6 +29,7 @@ LARGEST_HEAD = 16 * 1024  # bytes of the first line and the headers of a request
 MOST_CONNECTIONS = 1024  # beyond that, connections without a request are closed
 KEPT_SECONDS = 30  # that a connection stays open without a request
 HEAD_SECONDS = 10.0  # that a client may take to send the head of a request
+YOUNG_SECONDS = 1.0  # for which a new connection need not make room
 GRACE_SECONDS = 30.0  # that running requests may take when the service ends
 
 
@@ -81,15 +82,20 @@ class DrainingServer(uvicorn.Server):
         connections: set[Any] = set(self.server_state.connections)
         for connection in connections:
             last = connection.cycle
-            if last is not None and not last.response_complete:
+            if last is not None and not (last.response_complete or last.more_body):
                 continue
             known = self._heads.get(connection)
             waiting[connection] = known if known and known[0] is last else (last, now)
             if now - waiting[connection][1] > HEAD_SECONDS + (KEPT_SECONDS if last else 0):
                 connection.transport.close()
         self._heads = waiting
-        # Connections that never had a request first, then those that wait for longest.
-        idle = sorted(waiting, key=lambda each: (each.cycle is not None, waiting[each][1]))
+
+        def rank(each: Any) -> tuple[bool, bool, float]:
+            last, since = waiting[each]
+            return now - since < YOUNG_SECONDS, last is not None and not last.more_body, since
+
+        # Half a body is as good as none; those that have waited for longest go first.
+        idle = sorted(waiting, key=rank)
         for connection in idle[: max(0, len(connections) - MOST_CONNECTIONS)]:
             connection.transport.abort()  # `close` would wait for a client that does not read
 

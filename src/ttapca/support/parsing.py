@@ -40,12 +40,6 @@ def check_plain(path: Path, error: ErrorType) -> None:
             raise error(f"{path} must be a plain file; it is a folder, a pipe or a device.")
 
 
-def read_plain(path: Path, error: ErrorType, largest: int) -> bytes:
-    """Return the content of a plain file, as `read_bounded`; others are refused at once."""
-    check_plain(path, error)
-    return read_bounded(path, error, largest)
-
-
 def parse_json(
     text: bytes | str, where: str, error: ErrorType, *, largest: int = LARGEST, finite: bool = True
 ) -> Any:
