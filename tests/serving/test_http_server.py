@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -205,31 +204,33 @@ def test_of_too_many_connections_those_without_a_request_are_closed(
         assert healthy(half)
 
 
-def test_half_a_body_makes_room_before_a_new_connection_does(serving: Serving) -> None:
+def test_many_halves_of_bodies_make_room_before_a_new_connection_does(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = DrainingServer(serving().service)
     closed: list[str] = []
 
-    def connection(name: str, cycle: Any) -> SimpleNamespace:
-        transport = SimpleNamespace(abort=lambda: closed.append(name))
-        return SimpleNamespace(cycle=cycle, transport=transport)
+    class Fake(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    def connection(name: str, cycle: Any) -> Fake:
+        return Fake(cycle=cycle, transport=SimpleNamespace(abort=lambda: closed.append(name)))
 
     def body(*, comes: bool, answered: bool = False) -> SimpleNamespace:
         return SimpleNamespace(more_body=comes, response_complete=answered)
 
-    half = connection("half", body(comes=True))
+    halves = [connection(name, body(comes=True)) for name in ("half", "another half")]
     idle = connection("idle", body(comes=False, answered=True))
     works = connection("works", body(comes=False))
-    new = connection("new", None)
-    long_ago = time.monotonic() - 2 * http_server.YOUNG_SECONDS
-    server._heads = {each: (each.cycle, long_ago) for each in (idle, half)}
-    for most, more in ((3, ["half"]), (2, ["idle"]), (1, ["new"])):
-        server.server_state.connections = {half, idle, works, new}
-        monkey = http_server.MOST_CONNECTIONS
-        http_server.MOST_CONNECTIONS = most
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 1e9)
+    for each in (halves[0], idle, works, halves[1], connection("new", None)):
+        server.server_state.connections.add(each)
+        server._close_connections()  # sees it; those that come later wait less
+    for most, last in ((4, "half"), (3, "another half"), (2, "new"), (1, "idle"), (0, "idle")):
+        monkeypatch.setattr(http_server, "MOST_CONNECTIONS", most)
         closed.clear()
         server._close_connections()
-        http_server.MOST_CONNECTIONS = monkey
-        assert closed[-1:] == more
+        assert closed[-1] == last
 
 
 def test_a_second_signal_ends_it_at_once(running: Callable[..., Running]) -> None:

@@ -29,7 +29,6 @@ LARGEST_HEAD = 16 * 1024  # bytes of the first line and the headers of a request
 MOST_CONNECTIONS = 1024  # beyond that, connections without a request are closed
 KEPT_SECONDS = 30  # that a connection stays open without a request
 HEAD_SECONDS = 10.0  # that a client may take to send the head of a request
-YOUNG_SECONDS = 1.0  # for which a new connection need not make room
 GRACE_SECONDS = 30.0  # that running requests may take when the service ends
 
 
@@ -89,13 +88,14 @@ class DrainingServer(uvicorn.Server):
             if now - waiting[connection][1] > HEAD_SECONDS + (KEPT_SECONDS if last else 0):
                 connection.transport.close()
         self._heads = waiting
-
-        def rank(each: Any) -> tuple[bool, bool, float]:
-            last, since = waiting[each]
-            return now - since < YOUNG_SECONDS, last is not None and not last.more_body, since
-
-        # Half a body is as good as none; those that have waited for longest go first.
-        idle = sorted(waiting, key=rank)
+        # First those that never had a request, or have half a body, of which there are more; then
+        # those that wait for longest.
+        bodies = {each for each in waiting if each.cycle is not None and each.cycle.more_body}
+        heads = {each for each in waiting if each.cycle is None}
+        few, many = sorted((bodies, heads), key=len)
+        idle = sorted(
+            waiting, key=lambda each: (each not in many, each not in few, waiting[each][1])
+        )
         for connection in idle[: max(0, len(connections) - MOST_CONNECTIONS)]:
             connection.transport.abort()  # `close` would wait for a client that does not read
 
