@@ -198,7 +198,7 @@ def test_bodies_together_are_bounded(serving: Serving, monkeypatch: pytest.Monke
             ("POST", paths[1], None, {"content": second(sizes[1]), **kind}),
         )
         for answer, code in zip(answers, codes, strict=True):
-            due = (503, "busy", "Too many requests") if code else (422, "bad_images")
+            due = (503, "busy", "Too much") if code else (422, "bad_images")
             refused(answer, *due)
         assert client.service._bodies.size == 0
 

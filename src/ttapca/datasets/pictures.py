@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -28,16 +29,6 @@ MAX_PIXELS = 50_000_000  # a larger picture takes a gigabyte while it is decoded
 LONGEST_SIDE = 16_384
 # Numbers of 16 or 32 bits, and fractions: Pillow would cut off what is brighter than 255.
 WIDE_MODES = ("I", "F")
-ORIENTATION = 0x0112  # the tag of EXIF, and what undoes each of its values; 1 is upright
-TURNS: dict[object, str] = {
-    2: "FLIP_LEFT_RIGHT",
-    3: "ROTATE_180",
-    4: "FLIP_TOP_BOTTOM",
-    5: "TRANSPOSE",
-    6: "ROTATE_270",
-    7: "TRANSVERSE",
-    8: "ROTATE_90",
-}
 NUMBERED = re.compile(r"(\d{1,9})[_-](.+)")  # 0007_n01514668_cock
 
 
@@ -203,23 +194,12 @@ def open_picture(content: bytes, formats: tuple[str, ...] = PICTURE_FORMATS) -> 
 def picture_pixels(
     picture: Image, size: PictureSize | None = None, mode: Literal["RGB", "L"] = "RGB"
 ) -> NDArray[np.uint8]:
-    """Decode a picture: `(height, width, 3)`, or `(height, width)` for grey levels (`L`).
+    """Decode a picture, upright: `(height, width, 3)`, or `(height, width)` for grey levels (`L`)."""
+    from PIL import ImageOps
 
-    It stands upright, as the camera says in its EXIF data.
-    """
-    from PIL.Image import Transpose
-
-    picture.load()  # a copy of a large picture takes as much memory again
+    picture.load()
+    with suppress(Exception):  # damaged EXIF data say nothing, and are no fault of the pixels
+        ImageOps.exif_transpose(picture, in_place=True)
+    # A copy of a large picture would take as much memory again.
     converted = picture if picture.mode == mode else picture.convert(mode)
-    turn = _turn(picture)
-    if turn is not None:
-        converted = converted.transpose(Transpose[turn])
     return np.asarray(converted if size is None else size.of(converted), np.uint8)
-
-
-def _turn(picture: Image) -> str | None:
-    """Return how a decoded picture is turned upright, by the name that Pillow has for it."""
-    try:
-        return TURNS.get(picture.getexif().get(ORIENTATION))
-    except Exception:  # its EXIF data are damaged, which is no fault of its pixels
-        return None

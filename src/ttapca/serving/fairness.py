@@ -9,14 +9,26 @@ save up nothing. `Room` is bounded; if it is full, those who hold most of it giv
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeAlias, TypeVar
+
+from ttapca.errors import TtapcaError
 
 Item = TypeVar("Item")
 MOST_IDLE = 1000  # names that are remembered although nothing of them waits
+
+
+class GaveWayError(TtapcaError):
+    """A request had to give way to others, which hold less."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Too much is being worked on, and no other client has more of it than this one. Try "
+            "again in a moment."
+        )
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,9 @@ class Client:
 
     name: str = ""
     share: float = 1.0
+
+
+Stream: TypeAlias = tuple[Client, str]
 
 
 @dataclass(eq=False)
@@ -37,8 +52,8 @@ class Share:
     size: int = 0
 
     @property
-    def holder(self) -> tuple[Client, str]:
-        """The stream and its client."""
+    def holder(self) -> Stream:
+        """The stream, with its client."""
         return self.client, self.stream
 
 
@@ -47,170 +62,137 @@ class Room:
 
     def __init__(self, most: int) -> None:
         self.most, self.size = most, 0
-        self._shares: defaultdict[tuple[Client, str], list[Share]] = defaultdict(list)
+        self._shares: dict[Share, None] = {}  # the last one came last
 
-    def grow(self, share: Share, more: int) -> bool:
-        """Let a request have more; others may have to give way. False if it must do so itself."""
-        gone = self._greediest(share, more)
-        if gone is None:
-            return False
-        for each in gone:
-            self.leave(each)
-            cast(Callable[[], object], each.give_way)()
-        if share not in self._shares[share.holder]:
-            self._shares[share.holder].append(share)
+    def grow(self, share: Share, more: int) -> None:
+        """Let a request have more; others give way, or it must: then raise `GaveWayError`."""
+        if self.size > share.size and self.size + more > self.most:  # any request may be alone
+            for gone, give_way in self._greediest(share, more):
+                self.leave(gone)
+                give_way()
+        self._shares[share] = None
         share.size += more
         self.size += more
-        return True
 
     def leave(self, share: Share) -> None:
         """Take a request out; a second call does nothing."""
-        shares = self._shares.get(share.holder, [])
-        if share in shares:
-            shares.remove(share)
-            self.size -= share.size
-            share.size = 0
-            if not shares:
-                del self._shares[share.holder]
+        if share in self._shares:
+            del self._shares[share]
+            self.size, share.size = self.size - share.size, 0
 
-    def _greediest(self, own: Share, more: int) -> list[Share] | None:
-        """Return who gives way, the last that came first; None if `own` would hold as much."""
-        over = self.size + more - self.most
-        if over <= 0 or self.size == own.size:  # any request may be alone
-            return []
-        streams = {holder: sum(s.size for s in shares) for holder, shares in self._shares.items()}
-        streams[own.holder] = streams.get(own.holder, 0) + more
-        clients: defaultdict[Client, float] = defaultdict(float)
-        for (client, _), size in streams.items():
-            clients[client] += size / client.share
-        left = {
-            holder: [s for s in shares if s.give_way] for holder, shares in self._shares.items()
-        }
-        gone: list[Share] = []
-        while over > 0:
-            able = [holder for holder, shares in left.items() if shares]
-            most = max(able, key=lambda each: (clients[each[0]], streams[each]), default=own.holder)
-            client = most[0]
-            if client == own.client:
-                fair = streams[most] <= streams[own.holder]
-            else:
-                fair = clients[client] <= clients[own.client]
-            if fair:
-                return None
-            last = left[most].pop()
-            gone.append(last)
-            over -= last.size
-            streams[most] -= last.size
-            clients[client] -= last.size / client.share
+    def _greediest(self, own: Share, more: int) -> list[tuple[Share, Callable[[], object]]]:
+        clients, streams = Counter[Client](), Counter[Stream]()
+        able = defaultdict(list)
+        for each, size in [*((each, each.size) for each in self._shares), (own, more)]:
+            clients[each.client] += size
+            streams[each.holder] += size
+            if each.give_way is not None and each is not own:
+                able[each.holder].append((each, each.give_way))
+
+        def held(holder: Stream) -> tuple[float, int]:
+            return clients[holder[0]] / holder[0].share, streams[holder]
+
+        gone, free = [], self.most - self.size
+        while free < more:
+            most = max(filter(able.get, able), key=held, default=own.holder)
+            same = int(most[0] == own.client)  # then streams are compared
+            if held(most)[same] <= held(own.holder)[same]:
+                raise GaveWayError
+            gone.append(able[most].pop())
+            size = gone[-1][0].size
+            clients[most[0]] -= size
+            streams[most] -= size
+            free += size
         return gone
 
 
 @dataclass(eq=False)
 class Waiting(Generic[Item]):
-    """Something that waits for its turn."""
+    """Something that waits for its turn, whose cost its client pays."""
 
-    client: Client
-    stream: str
+    share: Share
     cost: float
     item: Item
     number: int
 
 
-@dataclass
-class _Served:
+class _Served(dict[str, float]):
     """How far each of some names has come, and how far all have on average."""
 
-    now: float = 0.0
-    at: dict[str, float] = field(default_factory=dict)
+    now, most = 0.0, MOST_IDLE
 
-    def join(self, name: str, waiting: int) -> None:
-        """Let a name wait that did not."""
-        if len(self.at) > MOST_IDLE + 2 * waiting:
-            self.at = {each: at for each, at in self.at.items() if at > self.now}
-        self.at[name] = max(self.at.get(name, 0.0), self.now)
+    def join(self, name: str) -> None:
+        """Let a name wait that did not; idle ones are forgotten now and then."""
+        if len(self) > self.most:
+            for each in [each for each, at in self.items() if at <= self.now]:
+                del self[each]
+            self.most = 2 * len(self) + MOST_IDLE
+        self[name] = max(self.get(name, 0.0), self.now)
 
     def charge(self, name: str, cost: float, share: float, shares: float) -> None:
         """Serve a name with a share, of the shares of all who wait."""
         self.now += cost / shares
-        self.at[name] = self.at.get(name, self.now) + cost / share
+        self[name] = self.get(name, self.now) + cost / share
 
 
+@dataclass(eq=False)
 class Turns(Generic[Item]):
     """A queue in fair order, first in first out within a stream; not safe for threads."""
 
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._waiting: dict[Client, dict[str, deque[Waiting[Item]]]] = {}
-        self._clients = _Served()
-        self._streams: dict[str, _Served] = {}  # by the name of their client
-        self._length = 0
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _waiting: dict[Client, dict[str, deque[Waiting[Item]]]] = field(default_factory=dict)
+    _clients: _Served = field(default_factory=_Served)
+    _streams: defaultdict[str, _Served] = field(default_factory=lambda: defaultdict(_Served))
 
-    def __len__(self) -> int:
-        """Return how many wait."""
-        return self._length
+    def heads(self) -> list[Waiting[Item]]:
+        """Return the first of each stream, in any order."""
+        return [queue[0] for streams in self._waiting.values() for queue in streams.values()]
 
-    @property
-    def streams(self) -> int:
-        """How many streams wait."""
-        return sum(map(len, self._waiting.values()))
-
-    @property
-    def first(self) -> Waiting[Item]:
-        """What came first."""
-        heads = (queue[0] for streams in self._waiting.values() for queue in streams.values())
-        return min(heads, key=lambda each: each.number)
-
-    def put(self, client: Client, stream: str, cost: float, item: Item) -> Waiting[Item]:
-        """Let something wait, whose cost is what its client pays for its turn."""
+    def put(self, share: Share, cost: float, item: Item) -> Waiting[Item]:
+        """Let something wait."""
+        client = share.client
         if client not in self._waiting:
-            self._clients.join(client.name, len(self._waiting))
-            self._waiting[client] = {}
-        own = self._waiting[client]
-        if stream not in own:
-            self._streams.setdefault(client.name, _Served()).join(stream, len(own))
-            own[stream] = deque()
-        found = Waiting(client, stream, cost, item, next(self._numbers))
-        own[stream].append(found)
-        self._length += 1
+            self._clients.join(client.name)
+        own = self._waiting.setdefault(client, {})
+        if share.stream not in own:
+            self._streams[client.name].join(share.stream)
+        found = Waiting(share, cost, item, next(self._numbers))
+        own.setdefault(share.stream, deque()).append(found)
         return found
 
     def __iter__(self) -> Iterator[Waiting[Item]]:
         """Yield the first of each stream in turn; it may be taken or dropped before the next."""
-        heap: list[tuple[float, int, Client]] = []
-        queues: dict[Client, list[Waiting[Item]]] = {}
+        heap: list[tuple[float, int, list[Waiting[Item]]]] = []
 
-        def push(client: Client) -> None:
-            head = queues[client][-1]
-            done = self._clients.at[client.name] + head.cost / client.share
-            heappush(heap, (done, head.number, client))
+        def push(heads: list[Waiting[Item]]) -> None:
+            client = heads[-1].share.client
+            done = self._clients[client.name] + heads[-1].cost / client.share
+            heappush(heap, (done, heads[-1].number, heads))
 
         for client, streams in self._waiting.items():
-            at = self._streams[client.name].at
-            heads = [queue[0] for queue in streams.values()]
-            heads.sort(key=lambda each: (at[each.stream] + each.cost, each.number), reverse=True)
-            queues[client] = heads
-            push(client)
+            at, first = self._streams[client.name], [queue[0] for queue in streams.values()]
+            push(sorted(first, key=lambda each: (-at[each.share.stream] - each.cost, -each.number)))
         while heap:
-            client = heappop(heap)[2]
-            yield queues[client].pop()
-            if queues[client]:
-                push(client)
+            heads = heappop(heap)[2]
+            yield heads.pop()
+            if heads:
+                push(heads)
 
-    def take(self, waiting: Waiting[Item]) -> Item:
+    def take(self, waiting: Waiting[Item]) -> None:
         """Take the first of a stream out, whose turn it is."""
-        client, streams = waiting.client, len(self._waiting[waiting.client])
+        client, stream = waiting.share.client, waiting.share.stream
         shares = sum(each.share for each in self._waiting)
         self._clients.charge(client.name, waiting.cost, client.share, shares)
-        self._streams[client.name].charge(waiting.stream, waiting.cost, 1, streams)
+        streams = len(self._waiting[client])
+        self._streams[client.name].charge(stream, waiting.cost, 1, streams)
         self.drop(waiting)
-        return waiting.item
 
     def drop(self, waiting: Waiting[Item]) -> None:
         """Take something out that gives its turn up."""
-        streams = self._waiting[waiting.client]
-        streams[waiting.stream].remove(waiting)
-        self._length -= 1
-        if not streams[waiting.stream]:
-            del streams[waiting.stream]
+        client, stream = waiting.share.client, waiting.share.stream
+        streams = self._waiting[client]
+        streams[stream].remove(waiting)
+        if not streams[stream]:
+            del streams[stream]
         if not streams:
-            del self._waiting[waiting.client]
+            del self._waiting[client]

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 from torch import Tensor
 
 from ttapca.errors import PoolFullError
-from ttapca.serving.fairness import Client, Room, Share, Turns, Waiting
+from ttapca.serving.fairness import Client, GaveWayError, Room, Share, Turns
 from ttapca.serving.limits import PoolLimits
 from ttapca.serving.stream_record import Mode, StreamGlance, StreamStatus
 from ttapca.support.outputs import OutputKind
@@ -83,13 +83,13 @@ class RequestQueue:
         self.closing = False  # no more requests come, so that none waits for others
         self._limits = limits
         self._news = news  # hears of new requests; callers of all methods hold its lock
-        self._room, self._turns = Room(limits.max_queue), Turns[tuple[Request, Share]]()
+        self._room, self._turns = Room(limits.max_queue), Turns[Request]()
         self._gone: list[Request] = []  # those that give way to the next one
         self._lately = 1  # streams in a pass
 
-    def __len__(self) -> int:
-        """Return how many requests wait."""
-        return len(self._turns)
+    def __bool__(self) -> bool:
+        """Return whether requests wait."""
+        return bool(self._turns.heads())
 
     @property
     def images(self) -> int:
@@ -99,17 +99,20 @@ class RequestQueue:
     def put(self, request: Request) -> list[Request]:
         """Let a request wait, and return those that give way to it, or raise `PoolFullError`."""
         share, gone = Share(request.client, request.stream), self._gone
-        if not self._room.grow(share, len(request.images)):
-            raise self.full()
-        waiting = self._turns.put(*share.holder, len(request.images), (request, share))
-        share.give_way = partial(self._give_way, waiting)
+        try:
+            self._room.grow(share, len(request.images))
+        except GaveWayError:
+            raise self.full() from None
+        waiting = self._turns.put(share, len(request.images), request)
+
+        def give_way() -> None:
+            self._turns.drop(waiting)
+            self._gone.append(request)
+
+        share.give_way = give_way
         self._gone = []
         self._news.notify_all()
         return gone
-
-    def _give_way(self, waiting: Waiting[tuple[Request, Share]]) -> None:
-        self._turns.drop(waiting)
-        self._gone.append(waiting.item[0])
 
     def full(self) -> PoolFullError:
         """Return the error of a request for which there is no room."""
@@ -125,10 +128,10 @@ class RequestQueue:
         cancelled: list[Request] = []
         images = 0
         for waiting in self._turns:
-            request, share = waiting.item
+            request = waiting.item
             if chosen and images + len(request.images) > self._limits.max_batch:
                 break
-            self._room.leave(share)
+            self._room.leave(waiting.share)
             if request.answer.set_running_or_notify_cancel():
                 self._turns.take(waiting)
                 chosen.append(request)
@@ -142,8 +145,9 @@ class RequestQueue:
 
     def _wait_for_others(self) -> None:
         """Wait a moment if fewer streams ask than did of late."""
-        until = self._turns.first.item[0].came + self._limits.max_wait
-        while not self.closing and self._turns.streams < self._lately:
+        first = min(self._turns.heads(), key=lambda each: each.number)
+        until = first.item.came + self._limits.max_wait
+        while not self.closing and len(self._turns.heads()) < self._lately:
             left = until - time.perf_counter()
             if left <= 0 or self.images >= self._limits.max_batch:
                 return

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from starlette.requests import ClientDisconnect, Request
 
 from ttapca.serving.decoding import ImageDecoder, OpenedImages
-from ttapca.serving.fair_threads import FairThreads, GaveWayError
-from ttapca.serving.fairness import Room, Share
+from ttapca.serving.fair_threads import FairThreads
+from ttapca.serving.fairness import GaveWayError, Room, Share
 from ttapca.serving.http_errors import HttpError
 from ttapca.serving.limits import Rate, RequestLimits
 from ttapca.serving.metrics import Metrics
@@ -146,8 +146,6 @@ class Service:
             await self._read(request, body)
             request.state.record.bytes = len(body.content)
             yield body
-        except GaveWayError:
-            raise _busy() from None
         finally:
             self._bodies.leave(body.share)
 
@@ -155,30 +153,20 @@ class Service:
         stated = request.headers.get("content-length", "0")
         if not stated.isdecimal() or len(stated) > LONGEST_LENGTH:
             raise HttpError("bad_length", "The header Content-Length must be a number.")
-        size, gave_way = int(stated), False
-        loop, scope = asyncio.get_running_loop(), asyncio.timeout(self.limits.body_seconds)
-
-        def give_way() -> None:
-            nonlocal gave_way
-            gave_way = True
-            scope.reschedule(loop.time())
-
+        self._check_size(int(stated))
+        loop = asyncio.get_running_loop()
+        scope = asyncio.timeout(self.limits.body_seconds)
+        body.share.give_way = lambda: scope.reschedule(loop.time())
         try:
             async with scope:
-                body.share.give_way = give_way
-                parts = aiter(request.stream())
-                while size <= self.limits.max_body:
-                    part = await anext(parts, b"")  # one in chunks does not state its length
-                    size = max(size, len(body.content) + len(part))
-                    if size > self.limits.max_body or not part:
-                        break
-                    # Only what has come takes room: a client could state any length.
-                    if gave_way or not self._bodies.grow(body.share, len(part)):
-                        raise _busy()
+                async for part in request.stream():
+                    self._check_size(len(body.content) + len(part))  # one in chunks states no size
+                    # Only what has come takes room: a client could state any size.
+                    self._bodies.grow(body.share, len(part))
                     body.content += part
         except TimeoutError:
-            if gave_way:
-                raise _busy() from None
+            if body.share.size < len(body.content):
+                raise GaveWayError from None
             raise HttpError(
                 "body_too_slow",
                 f"The body of a request arrives within {self.limits.body_seconds:g} s; this one "
@@ -188,6 +176,8 @@ class Service:
             raise HttpError("disconnected", "The client went away.") from None
         finally:
             body.share.give_way = None
+
+    def _check_size(self, size: int) -> None:
         if size > self.limits.max_body:
             raise HttpError(
                 "body_too_large",
@@ -225,13 +215,10 @@ class Service:
     async def in_thread(self, token: Token, work: Callable[[], Result], stream: str = "") -> Result:
         """Do work of the pool, which may read the disk or wait for a pass."""
         share = Share(token.client, stream)
-        if not self._others.grow(share, 1):
-            raise _busy()
+        self._others.grow(share, 1)
         try:
             async with self._in_time():
                 return await self._workers.run(work, share)
-        except GaveWayError:
-            raise _busy() from None
         finally:
             self._others.leave(share)
 
@@ -254,14 +241,6 @@ def _give_up(decoding: Future[Any]) -> None:
         result = decoding.result()
         if not isinstance(result, OpenedImages):
             result.cancel()
-
-
-def _busy() -> HttpError:
-    return HttpError(
-        "busy",
-        "Too many requests are being worked on, and no other client has more of them than this "
-        "one. Try again in a moment.",
-    )
 
 
 def service_of(request: Request) -> Service:

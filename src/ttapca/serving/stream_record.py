@@ -23,14 +23,9 @@ COUNT = Whole(0, 2**53)  # browsers count no further
 TIME = Maybe(Number(0, 1e11))  # seconds since 1970: until the year 5138
 
 
-def is_name(name: str) -> bool:
-    """Return whether a stream may have this name, but for its length."""
-    return re.fullmatch(NAME_PATTERN, name) is not None
-
-
 def check_name(name: object, longest: int = LONGEST_NAME) -> None:
     """Raise `StreamNameError` unless a stream may have this name, of `longest` letters at most."""
-    if not isinstance(name, str) or len(name) > longest or not is_name(name):
+    if not isinstance(name, str) or len(name) > longest or not re.fullmatch(NAME_PATTERN, name):
         raise StreamNameError(
             f"The name of a stream must have 1 to {longest} letters of A-Z, a-z, 0-9, dot, hyphen "
             f"and underscore, and begin with a letter or a digit; found {shown(name)}."

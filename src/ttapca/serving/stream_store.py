@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from ttapca._checks import shown
 from ttapca.errors import SavedStreamError, StorageError
-from ttapca.serving.stream_record import LONGEST_NAME, is_name
+from ttapca.serving.stream_record import LONGEST_NAME, NAME_PATTERN
 from ttapca.support.disk import writing
 from ttapca.support.parsing import check_plain
 
@@ -25,7 +27,7 @@ SCHEMA = {
 }
 LARGEST_STATE = 1 << 28  # bytes
 # The file may be from anybody: SQLite lets a row have values of any type in any column.
-NAMES = "SELECT CAST(name AS BLOB) FROM {} WHERE typeof(name) = 'text' AND length(name) <= ?"
+NAMES = "SELECT name FROM {} WHERE typeof(name) = 'text' AND length(name) <= ? ORDER BY name"
 STATE = (
     "SELECT typeof(state), length(state), "
     "CASE WHEN typeof(state) = 'blob' AND length(state) <= ? THEN state END "
@@ -68,6 +70,7 @@ class StreamStore(AbstractContextManager["StreamStore"]):
 
     def _opened(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, check_same_thread=False)
+        connection.text_factory = partial(str, encoding="utf-8", errors="replace")
         try:
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.execute("PRAGMA cell_size_check = ON")
@@ -104,8 +107,7 @@ class StreamStore(AbstractContextManager["StreamStore"]):
     def _names(self, table: str) -> list[str]:
         with self._transaction() as connection:
             rows = connection.execute(NAMES.format(table), (LONGEST_NAME,))
-            found = [name.decode("utf-8", "replace") for (name,) in rows]
-        return sorted(filter(is_name, found))
+            return [name for (name,) in rows if re.fullmatch(NAME_PATTERN, name)]
 
     def read(self, name: str) -> bytes | None:
         """Return the state of a stream; None if there is none.
