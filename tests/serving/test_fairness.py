@@ -162,12 +162,12 @@ def test_what_cannot_give_way_stays() -> None:
 # Threads ------------------------------------------------------------------------------------------
 
 
-def test_work_begins_in_turn_and_large_work_alone() -> None:
+def test_work_begins_in_turn() -> None:
     begun: list[str] = []
     go_on = threading.Event()
 
     async def all_of_it() -> None:
-        threads = FairThreads("test", 2, most=10)
+        threads = FairThreads("test", 1)
 
         def work(name: str) -> str:
             begun.append(name)
@@ -178,23 +178,20 @@ def test_work_begins_in_turn_and_large_work_alone() -> None:
             share = Share(CLIENTS[0], name)
             return asyncio.ensure_future(threads.run(lambda: work(name), share, cost))
 
-        tasks = [run("first", 9), run("second", 9), run("small", 1)]
-        while len(begun) < 2:
+        tasks = [run("first", 9), run("second", 9), run("lost", 2), run("small", 1)]
+        while not begun:
             await asyncio.sleep(0)
-        assert sorted(begun) == ["first", "small"]  # the second one would be too much
-        tasks.append(run("third", 9))
-        lost = run("lost", 5)
-        await asyncio.sleep(0)
+        lost = tasks.pop(2)
         lost.cancel()
         go_on.set()
-        assert await asyncio.gather(*tasks) == ["first", "second", "small", "third"]
+        assert await asyncio.gather(*tasks) == ["first", "second", "small"]
         with pytest.raises(asyncio.CancelledError):
             await lost
-        assert (threads._running, threads._size, threads._turns.heads()) == (0, 0, [])
+        assert (threads._free, threads._turns.heads()) == (1, [])
         threads.close()
 
     asyncio.run(all_of_it())
-    assert "lost" not in begun
+    assert begun == ["first", "small", "second"]
 
 
 def test_what_waits_may_have_to_give_way() -> None:
@@ -235,9 +232,9 @@ def test_a_result_that_is_not_waited_for_is_told() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert threads._running == 1  # the thread goes on
+        assert not threads._free  # the thread goes on
         go_on.set()
-        while threads._running:
+        while not threads._free:
             await asyncio.sleep(0)
         threads.close()
 

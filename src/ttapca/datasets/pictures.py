@@ -194,7 +194,7 @@ def open_picture(content: bytes, formats: tuple[str, ...] = PICTURE_FORMATS) -> 
 def picture_pixels(
     picture: Image, size: PictureSize | None = None, mode: Literal["RGB", "L"] = "RGB"
 ) -> NDArray[np.uint8]:
-    """Decode a picture, upright: `(height, width, 3)`, or `(height, width)` for grey levels (`L`)."""
+    """Decode a picture, upright: `(height, width, 3)`, or `(height, width)` for grey levels."""
     from PIL import ImageOps
 
     picture.load()

@@ -15,18 +15,11 @@ Result = TypeVar("Result")
 
 
 class FairThreads:
-    """Threads for work of one event loop.
+    """Threads for work of one event loop; `name` is theirs."""
 
-    Args:
-        name: Of the threads.
-        threads: How many there are.
-        most: How much may be at work at once; a single piece of work may be more.
-    """
-
-    def __init__(self, name: str, threads: int, most: float = float("inf")) -> None:
+    def __init__(self, name: str, threads: int) -> None:
         self._executor = ThreadPoolExecutor(threads, name)
-        self._threads, self._most = threads, most
-        self._running, self._size = 0, 0.0
+        self._free = threads
         self._turns: Turns[asyncio.Future[None]] = Turns()
 
     async def run(
@@ -36,13 +29,9 @@ class FairThreads:
         cost: float = 1,
         abandoned: Callable[[Future[Result]], object] = lambda _: None,
     ) -> Result:
-        """Do work, which may have to give way before it begins: then raise `GaveWayError`.
+        """Do work of some cost, which may have to give way before: then raise `GaveWayError`.
 
-        Args:
-            work: What is done.
-            share: Of whom.
-            cost: How much it is.
-            abandoned: Is told of the result if the caller was cancelled meanwhile.
+        `abandoned` is told of the result if the caller was cancelled meanwhile.
         """
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
@@ -56,13 +45,13 @@ class FairThreads:
                 self._turns.drop(waiting)
                 share.give_way = None
             else:
-                self._end(cost)
+                self._end()
             raise
         running = self._executor.submit(work)
 
         def ended(_: object) -> None:
             with suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(self._end, cost)
+                loop.call_soon_threadsafe(self._end)
 
         running.add_done_callback(ended)
         try:
@@ -72,22 +61,17 @@ class FairThreads:
             raise
 
     def _begin(self) -> None:
-        """Begin what can begin."""
         for waiting in self._turns:
-            if waiting.item.done():  # it gave way, or was cancelled, and will drop itself
-                continue
-            over = self._running and self._size + waiting.cost > self._most
-            if self._running == self._threads or over:
+            if not self._free:
                 return
-            self._turns.take(waiting)
-            self._running += 1
-            self._size += waiting.cost
-            waiting.share.give_way = None
-            waiting.item.set_result(None)
+            if not waiting.item.done():  # else it gave way, or was cancelled, and drops itself
+                self._turns.take(waiting)
+                self._free -= 1
+                waiting.share.give_way = None
+                waiting.item.set_result(None)
 
-    def _end(self, cost: float) -> None:
-        self._running -= 1
-        self._size -= cost
+    def _end(self) -> None:
+        self._free += 1
         self._begin()
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ class RequestLimits:
     max_held: Count = 256 * MEGABYTE  # bytes of all bodies that have come and are not decoded yet
     max_images: Count = 256
     # Of all pictures of a request together, counted from their headers before any is decoded: a
-    # small file can hold a large picture. Of large ones no more are decoded at once, of anybody.
+    # small file can hold a large picture. Large ones are decoded one request after the other.
     max_pixels: Annotated[int, Whole(1, MAX_PIXELS)] = MAX_PIXELS
     max_running: Count = 256  # requests at once that send no images
     body_seconds: Positive = 10.0  # that a client may take to send its body

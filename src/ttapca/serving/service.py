@@ -30,7 +30,8 @@ Result = TypeVar("Result")
 
 LONGEST_LENGTH = 18  # digits of a Content-Length
 LARGE = 1 << 24  # pixels of a request from which on its pictures have threads of their own
-DECODERS, LARGE_DECODERS = 3, 2  # threads for images
+# Threads for images; large ones have a single one, so that one request's are decoded at a time.
+DECODERS, LARGE_DECODERS = 3, 1
 OTHERS = 8  # threads for other work, which may have to wait for a pass
 
 
@@ -82,9 +83,7 @@ class Service:
             if (per_second := getattr(token, f"{unit}_per_second")) is not None
         }
         self._decoders = FairThreads("ttapca-decoder", DECODERS)
-        self._large_decoders = FairThreads(
-            "ttapca-large-decoder", LARGE_DECODERS, self.limits.max_pixels
-        )
+        self._large_decoders = FairThreads("ttapca-large-decoder", LARGE_DECODERS)
         self._workers = FairThreads("ttapca-worker", OTHERS)
 
     def close(self) -> None:
