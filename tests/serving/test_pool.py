@@ -265,6 +265,17 @@ def test_the_alarm_tells_when_a_shift_began_and_ended(pool: StreamPool) -> None:
     assert told["health"]["shifted"]
 
 
+def test_an_answer_says_how_many_images_the_alarm_still_needs(pool: StreamPool) -> None:
+    found = []
+    for turn, size in enumerate((10, 20, 34, 60, 4, 1)):
+        glance = pool.predict("a", pictures(size, turn, noise=0.5)).glance
+        assert glance.shifted == (glance.alarm_after is None)
+        found.append(glance.alarm_after)
+    assert found == [118, 98, 64, 4, None, None]
+    pool.reset("a")
+    assert pool.status("a").alarm_after == 128
+
+
 def test_states_survive_in_a_store_bit_for_bit(open_pool: Open, tmp_path: Path) -> None:
     path = tmp_path / "streams.sqlite"
     with StreamStore(path) as store, open_pool(store=store) as pool:

@@ -56,7 +56,7 @@ class StreamStatus:
     disagreement: float | None
     shifted_since: float | None
     last_seen: float | None
-    alarm_after: int | None
+    alarm_after: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return numbers, text, lists and dicts, as JSON and logs want them."""
@@ -88,7 +88,7 @@ class StreamGlance:
     disagreement: float | None
     shifted_since: float | None
     last_seen: float | None
-    alarm_after: int | None
+    alarm_after: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
