@@ -16,6 +16,7 @@ from serving.clients import Kept, described, in_pieces, npy, npy_bytes, picture,
 from serving.conftest import Serving
 from serving.servers import PATIENCE, until
 from serving.test_decoding import bomb
+from ttapca.serving import decoding
 from ttapca.serving.api_models import ErrorAnswer
 from ttapca.serving.decoding import NPY
 from ttapca.serving.http_app import RequestRecord, create_app
@@ -262,6 +263,43 @@ def test_requests_at_once_are_bounded(
     assert statuses == (
         [200] * 4 + [503] * 2 if others == "shop" else [200, 200, 503, 503, 200, 200]
     )
+
+
+def test_large_pictures_are_decoded_apart_and_small_ones_go_on(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four large ones come first: they have one thread, one after the other."""
+    monkeypatch.setattr("ttapca.serving.service.LARGE", 1_000)
+    client = serving()
+    threads: list[str] = []
+    go_on, pixels_of = threading.Event(), decoding.picture_pixels
+
+    def slow(opened: Any, *rest: Any) -> NDArray[np.uint8]:
+        if opened.width > 8:
+            threads.append(threading.current_thread().name)
+            assert go_on.wait(PATIENCE)
+        return pixels_of(opened, *rest)
+
+    monkeypatch.setattr(decoding, "picture_pixels", slow)
+    finished = client.service.metrics.finished
+
+    def one_has_ended(record: RequestRecord) -> None:
+        finished(record)
+        if record.stream == "small":  # while all the others are there
+            assert len(threads) == 1
+            go_on.set()
+
+    monkeypatch.setattr(client.service.metrics, "finished", one_has_ended)
+    large, small = (picture(np.zeros((side, side), np.uint8)) for side in (50, 8))
+    sent = [("large", large)] * 4 + [("small", small)]
+    kind = {"Content-Type": "image/png"}
+    requests = [
+        ("POST", f"/v1/predict?stream={name}", None, {"content": content, "headers": kind})
+        for name, content in sent
+    ]
+    assert [each.status_code for each in client.together(*requests)] == [200] * 5
+    assert len(threads) == 4
+    assert len(set(threads)) == 1
 
 
 def test_quotas_count_images(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
