@@ -97,7 +97,7 @@ def bare_server(network: nn.Module, input_shape: tuple[int, ...]) -> DrainingSer
     async def predict(request: Request, stream: str) -> Response:
         token = service.admit(request, "predict")
         kind = request.headers.get("content-type", "")
-        async with service.body(request) as body:
+        async with service.body(request, token, stream) as body:
             logits = cast(Tensor, await service.answer(token, stream, kind, body))
         return Response(json_bytes({"predictions": predicted(logits, ())}), media_type=JSON)
 

@@ -29,6 +29,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "RELEASING.md": "releasing.md",
+    "SECURITY.md": "security.md",
 }
 ON_DISK = {site: disk for disk, site in PAGES.items()}
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,13 @@ def test_a_file_of_something_else_keeps_no_streams(
     (place / "s.sqlite").write_text("hello, this is no database, but text of some length " * 50)
     said = command(f"serve digits --filter {filter_of_digits} --port 0 --state s.sqlite", 1).err
     assert "s.sqlite is no file of streams" in said
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+def test_a_pipe_keeps_no_streams(place: Path, command) -> None:
+    os.mkfifo(place / "pipe")
+    said = command("serve digits --port 0 --state pipe", 2).err
+    assert "must be a plain file" in said
 
 
 def test_a_file_of_another_filter_is_refused_at_the_start(

@@ -124,6 +124,18 @@ def test_content_that_cannot_be_pickled(tmp_path: Path) -> None:
         write_artifact({"network": (number for number in [1])}, tmp_path, "the network")
 
 
+def test_a_file_that_somebody_has_changed_is_not_opened(tmp_path: Path) -> None:
+    """It would be unpickled, and so run whatever it says."""
+    artifact = write_artifact([1, 2], tmp_path, "numbers")
+    path = tmp_path / artifact.digest
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert artifact.file() == path  # of the same size
+    with pytest.raises(EngineError, match=r"must be the file that was written.*of your own"):
+        artifact.open()
+
+
 def test_only_some_artifacts_stay_open(tmp_path: Path) -> None:
     numbers = range(MOST_OPEN + 1)
     first, *others = (write_artifact([number], tmp_path, "a number") for number in numbers)

@@ -244,6 +244,26 @@ def test_a_filter_that_version_0_1_saved(kind: str, logits: list[float]) -> None
         assert model(X)[0].tolist() == pytest.approx(logits, abs=2e-6)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+@pytest.mark.parametrize("name", ["config.json", "filter.safetensors"])
+def test_pipes_and_devices_are_not_waited_for(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    os.mkfifo(saved / name)
+    with pytest.raises(SavedFilterError, match="must be a plain file; it is a folder, a pipe"):
+        ttapca.load(saved)
+    (saved / name).unlink()
+    (saved / name).symlink_to("/dev/zero")
+    with pytest.raises(SavedFilterError, match=f"{name} must be a plain file"):
+        ttapca.load(saved)
+
+
+def test_a_file_of_any_size_is_not_read(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (saved / "filter.safetensors").open("r+b") as file:
+        file.truncate(store.LARGEST_FILE + 1)  # most of it is a hole, which takes no room
+    with pytest.raises(SavedFilterError, match="at most 8,589,934,592 bytes; it has 8,589,934,593"):
+        ttapca.load(saved)
+
+
 def test_a_pickle_is_not_even_opened(saved: Path, tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self):

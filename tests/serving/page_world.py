@@ -75,6 +75,7 @@ def status(name: str, **changes: Any) -> dict[str, Any]:
         "disagreement": None,
         "shifted_since": None,
         "last_seen": NOON,
+        "alarm_after": 128,
     }
     inner = {key: value for key, value in changes.items() if key in health}
     return {

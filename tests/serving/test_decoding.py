@@ -124,6 +124,34 @@ def test_pictures_of_another_size_are_brought_to_the_networks() -> None:
         ImageDecoder((7,), size=PictureSize(7))
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pictures_stand_upright(orientation: int) -> None:
+    """What each value of the tag says of the first row and column of the file (EXIF 2.3, 4.6.4)."""
+    upright = np.arange(4 * 6, dtype=np.uint8).reshape(4, 6)
+    stored = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.T,
+        6: upright.T[::-1],
+        7: upright.T[::-1, ::-1],
+        8: upright.T[:, ::-1],
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    body = picture(np.ascontiguousarray(stored), exif=exif)
+    found = decode("image/png", body, (1, 4, 6))
+    assert torch.equal(found[0, 0] * 255, torch.tensor(upright).float())
+
+
+@pytest.mark.parametrize("exif", [b"", b"no", b"MM\0*\xff\xff\xff\xff", b"II*\0\x08\0\0\0\xff"])
+def test_damaged_exif_data_say_nothing(exif: bytes) -> None:
+    body, plain = picture(SQUARE, exif=exif), picture(SQUARE)
+    found, due = (decode("image/png", each, (3, 8, 8)) for each in (body, plain))
+    assert torch.equal(found, due)
+
+
 def bomb(width: int, height: int) -> bytes:
     """A small PNG that states a large size."""
 

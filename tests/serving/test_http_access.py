@@ -163,6 +163,11 @@ def test_a_token_comes_so_often(serving: Serving) -> None:
         ({"Origin": "http://["}, "foreign_origin"),
         ({"Origin": "localhost"}, "foreign_origin"),
         ({"Origin": "http://localhost:3000"}, "foreign_origin"),
+        ({"Sec-Fetch-Site": "cross-site"}, "foreign_origin"),  # of an <img>, without an origin
+        ({"Sec-Fetch-Site": "same-site"}, "foreign_origin"),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, "foreign_origin"),
+        ({"Sec-Fetch-Site": "same-origin"}, None),
+        ({"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}, None),
         ({"Host": "127.0.0.1:8000", "Origin": "http://127.0.0.1:8000"}, None),
         ({"Host": "[::1]:8000", "Origin": "http://[::1]:8000"}, None),
         ({"Host": "127.1.2.3"}, None),
@@ -179,6 +184,20 @@ def test_without_tokens_no_page_of_another_site_gets_in(
     else:
         refused(response, 403, code, "--tokens FILE")
         assert client.service.pool.names() == []
+
+
+def test_a_link_of_another_site_leads_to_the_page_and_to_nothing_else(serving: Serving) -> None:
+    client = serving()
+    client.service.pool.set_mode("a", "on")
+    followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    shown = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+    page = client.ask("GET", "/", headers=followed)
+    assert page.status_code == 200
+    assert page.headers["cross-origin-resource-policy"] == "same-origin"
+    for path in ("/v1/streams/a/pictures", "/v1/streams", "/metrics"):
+        for headers in (followed, shown):
+            refused(client.ask("GET", path, headers=headers), 403, "foreign_origin")
+    refused(client.ask("GET", "/", headers=shown), 403, "foreign_origin")
 
 
 def test_with_tokens_other_hosts_are_fine(client: Client) -> None:

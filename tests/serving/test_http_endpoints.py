@@ -88,7 +88,7 @@ def test_an_answer_tells_what_costs_nothing(client: Client, images: NDArray[np.u
     assert min(full["gains"]) < 0.9
     everything = {**full["health"], **full}
     assert brief == {name: everything[name] for name in brief}
-    assert len(brief) == 14
+    assert len(brief) == 15
 
 
 def test_all_bodies_lead_to_the_same_answer(client: Client, images: NDArray[np.uint8]) -> None:
@@ -265,9 +265,9 @@ def test_a_request_has_an_id(client: Client) -> None:
 
 def test_logits_that_are_not_finite_are_null() -> None:
     status = StreamStatus(
-        Health("a", 1, 1, size=float("inf")), "on", (float("nan"),), 1, 0.0, None, None, None
+        Health("a", 1, 1, size=float("inf")), "on", (float("nan"),), 1, 0.0, None, None, None, 1
     )
-    glance = StreamGlance("a", "on", 1, 1, 1, 0.0, False, 0.0, None, None, None)
+    glance = StreamGlance("a", "on", 1, 1, 1, 0.0, False, 0.0, None, None, None, 1)
     logits = torch.tensor([[torch.nan, 1.0]])
     answer = Answer(logits, "multiclass", False, None, glance, lambda: status)
     found = json.loads(json_bytes(answer_facts(answer, ANYBODY, ())))

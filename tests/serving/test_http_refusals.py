@@ -12,10 +12,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from serving.clients import Kept, described, in_pieces, npy, npy_bytes, picture
+from serving.clients import Kept, described, in_pieces, npy, npy_bytes, picture, token
 from serving.conftest import Serving
 from serving.servers import PATIENCE, until
 from serving.test_decoding import bomb
+from ttapca.serving import decoding
 from ttapca.serving.api_models import ErrorAnswer
 from ttapca.serving.decoding import NPY
 from ttapca.serving.http_app import RequestRecord, create_app
@@ -52,6 +53,9 @@ REFUSED: list[tuple[tuple[str, str, dict[str, Any]], int, str, str]] = [
     (get("/v2/predict"), 404, "not_found", "`/openapi.json` lists"),
     (get("/v1/streams/"), 404, "not_found", ""),
     (get(PREDICT), 405, "method_not_allowed", "This address takes POST"),
+    (get(STREAM, "POST"), 405, "method_not_allowed", "This address takes DELETE, GET, PUT"),
+    (get(f"{STREAM}/state", "DELETE"), 405, "method_not_allowed", "GET, PUT;"),
+    (get("/openapi.json", "POST"), 405, "method_not_allowed", "GET, HEAD"),
     (("POST", "/v1/predict", npy(DIGITS)), 422, "bad_parameter", "`stream` is missing"),
     (
         ("POST", "/v1/predict?stream=..%2Fetc", npy(DIGITS)),
@@ -102,7 +106,12 @@ def test_every_refusal_has_a_reason_and_changes_nothing(
         assert Kept.of(pool) == before, due
         assert response.headers["x-request-id"]
         if due[0] == 405:
-            assert response.headers["allow"] == "POST"
+            assert response.headers["allow"] == {
+                PREDICT: "POST",
+                STREAM: "DELETE, GET, PUT",
+                f"{STREAM}/state": "GET, PUT",
+                "/openapi.json": "GET, HEAD",
+            }.get(path)
     _, path, rest = post(LARGE)
     unstated = rest | {"content": in_pieces(LARGE)}  # the head does not state its length
     refused(client.ask("POST", path, **unstated), 413, "body_too_large")
@@ -111,7 +120,7 @@ def test_every_refusal_has_a_reason_and_changes_nothing(
 
 def test_a_full_queue_asks_to_come_back(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     client = serving(pool_limits={"max_queue": 4})
-    monkeypatch.setattr(client.service.pool._queue, "images", 3)  # that wait
+    monkeypatch.setattr(client.service.pool._queue._room, "size", 3)  # images that wait
     response = refused(client.predict("new", DIGITS), 503, "queue_full", "3 do already")
     assert response.headers["retry-after"] == "1"
     assert client.service.pool.names() == []
@@ -162,60 +171,146 @@ def test_a_body_that_comes_too_slowly(serving: Serving) -> None:
     response = client.ask("POST", PREDICT, content=slow(), headers={"Content-Type": NPY})
     refused(response, 408, "body_too_slow", "within 0.05 s")
     assert client.service.pool.names() == []
-    assert client.service._held == 0
+    assert client.service._bodies.size == 0
 
 
 def test_bodies_together_are_bounded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request holds its body while another one comes."""
+    """One request holds its body while another one comes; the larger one gives way."""
     client = serving(max_body=3_000, max_held=4_000)
     monkeypatch.setattr("ttapca.serving.http_app.DISCARD_SECONDS", 0.01)
-    others: list[int] = []
+    over = asyncio.Event()
 
-    async def pieces() -> Any:
-        yield b"x" * 2_000
-        while not others:
+    async def pieces(size: int) -> Any:
+        yield b"x" * size
+        await over.wait()
+
+    async def second(size: int) -> Any:
+        while client.service._bodies.size < 2_000:
             await asyncio.sleep(0.001)
+        yield b"y" * size
+        over.set()
 
-    async def second() -> Any:
-        while client.service._held < 2_000:
+    for sizes, codes in (((2_000, 2_500), ("", "busy")), ((2_900, 1_500), ("busy", ""))):
+        over.clear()
+        kind = {"headers": {"Content-Type": NPY}}
+        paths = [PREDICT, PREDICT.replace("7", "8")]
+        answers = client.together(
+            ("POST", paths[0], None, {"content": pieces(sizes[0]), **kind}),
+            ("POST", paths[1], None, {"content": second(sizes[1]), **kind}),
+        )
+        for answer, code in zip(answers, codes, strict=True):
+            due = (503, "busy", "Too much") if code else (422, "bad_images")
+            refused(answer, *due)
+        assert client.service._bodies.size == 0
+
+
+def test_who_only_states_a_large_body_holds_no_room(serving: Serving) -> None:
+    """Half-sent bodies take neither the room nor the turns of others."""
+    client = serving(max_body=3_000, max_held=3_000, max_running=1)
+    answered = asyncio.Event()
+
+    async def half() -> Any:
+        yield b"x"
+        await answered.wait()
+
+    async def camera() -> Any:
+        while client.service._bodies.size < 5:  # all the others have begun
             await asyncio.sleep(0.001)
-        yield b"y" * 2_500
-        others.append(1)
+        yield npy_bytes(DIGITS)
 
-    kind = {"headers": {"Content-Type": NPY}}
-    first, late = client.together(
-        ("POST", PREDICT, None, {"content": pieces(), **kind}),
-        ("POST", PREDICT, None, {"content": second(), **kind}),
-    )
-    refused(first, 422, "bad_images")
-    refused(late, 503, "busy", "Too many large requests")
-    assert client.service._held == 0
+    async def last() -> Any:
+        async for part in camera():
+            yield part
+        answered.set()
+
+    head = {"Content-Type": NPY, "Content-Length": "2900"}
+    requests = [
+        ("POST", f"/v1/predict?stream=slow-{n}", None, {"content": half(), "headers": head})
+        for n in range(5)
+    ]
+    mine = ("POST", PREDICT, None, {"content": last(), "headers": {"Content-Type": NPY}})
+    assert client.together(*requests, mine)[-1].status_code == 200
 
 
-def test_requests_at_once_are_bounded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = serving(max_running=2)
-    release = threading.Event()
-    answer = client.service.pool.submit("x", torch.rand(1, 1, 8, 8)).result()
-    finished = client.service.metrics.finished
+@pytest.mark.parametrize("others", ["shop", "hall"])
+def test_requests_at_once_are_bounded(
+    others: str, serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a token with many requests some give way to another one."""
+    monkeypatch.setattr("ttapca.serving.service.OTHERS", 1)
+    client = serving(token("shop", "read"), token("hall", "read"), max_running=4)
+    names, release = client.service.pool.names, threading.Event()
+    refusals = client.service.metrics.finished
     records: list[RequestRecord] = []
 
-    def submit(*_: object, **_admit: object) -> Future[Any]:
+    def slow_names(**options: Any) -> list[str]:
         release.wait(PATIENCE)
-        done: Future[Any] = Future()
-        done.set_result(answer)
-        return done
+        return names(**options)
 
-    def four_have_ended(record: RequestRecord) -> None:
-        finished(record)
+    def some_have_ended(record: RequestRecord) -> None:
+        refusals(record)
         records.append(record)
-        if len(records) == 4:
+        if len(records) == 2:
             release.set()
 
-    monkeypatch.setattr(client.service.pool, "submit", submit)
-    monkeypatch.setattr(client.service.metrics, "finished", four_have_ended)
-    requests = [("POST", PREDICT, None, npy(DIGITS)) for _ in range(6)]
-    statuses = [each.status_code for each in client.together(*requests)]
-    assert sorted(statuses) == [200, 200, 503, 503, 503, 503]
+    monkeypatch.setattr(client.service.pool, "names", slow_names)
+    monkeypatch.setattr(client.service.metrics, "finished", some_have_ended)
+    secrets = ["shop"] * 4 + [others] * 2
+    found = client.together(*(("GET", "/v1/streams", secret, {}) for secret in secrets))
+    statuses = [each.status_code for each in found]
+    assert statuses.count(503) == 2
+    # Two each; the first of all has begun, and so cannot give way.
+    assert statuses == (
+        [200] * 4 + [503] * 2 if others == "shop" else [200, 200, 503, 503, 200, 200]
+    )
+
+
+def test_large_pictures_are_decoded_apart_and_small_ones_go_on(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four large ones come first: they have one thread, one after the other."""
+    monkeypatch.setattr("ttapca.serving.service.LARGE", 1_000)
+    client = serving()
+    threads: list[str] = []
+    go_on, pixels_of = threading.Event(), decoding.picture_pixels
+
+    def slow(opened: Any, *rest: Any) -> NDArray[np.uint8]:
+        if opened.width > 8:
+            threads.append(threading.current_thread().name)
+            assert go_on.wait(PATIENCE)
+        return pixels_of(opened, *rest)
+
+    monkeypatch.setattr(decoding, "picture_pixels", slow)
+    finished = client.service.metrics.finished
+
+    def one_has_ended(record: RequestRecord) -> None:
+        finished(record)
+        if record.stream == "small":  # while all the others are there
+            assert len(threads) == 1
+            go_on.set()
+
+    monkeypatch.setattr(client.service.metrics, "finished", one_has_ended)
+    large, small = (picture(np.zeros((side, side), np.uint8)) for side in (50, 8))
+    sent = [("large", large)] * 4 + [("small", small)]
+    kind = {"Content-Type": "image/png"}
+    requests = [
+        ("POST", f"/v1/predict?stream={name}", None, {"content": content, "headers": kind})
+        for name, content in sent
+    ]
+    assert [each.status_code for each in client.together(*requests)] == [200] * 5
+    assert len(threads) == 4
+    assert len(set(threads)) == 1
+
+
+def test_quotas_count_images(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serving(token("shop", "predict", images_per_second=0.01), token("hall", "predict"))
+    one = DIGITS[:1]
+    assert client.predict("a", DIGITS, "shop").status_code == 200  # more than a second's worth
+    late = refused(client.predict("a", one, "shop"), 429, "too_many_images", "0.01 images a second")
+    assert int(late.headers["retry-after"]) > 190  # two are owed
+    assert client.predict("a", one, "hall").status_code == 200
+    pool = client.service.pool
+    assert [pool.status(each).health.images for each in pool.names()] == [1, 2]
 
 
 def test_while_it_ends_nothing_new_begins(serving: Serving) -> None:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def test_a_large_body_is_refused_before_it_is_read(
         status, headers, _ = answered(connection)
         assert (status, headers["connection"]) == (413, "close")
     until(lambda: not server.server.service.running)
-    assert server.server.service._held == 0
+    assert server.server.service._bodies.size == 0
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_a_client_that_goes_away_leaves_nothing(running: Callable[..., Running])
         connection.sendall(head(len(DIGITS)) + DIGITS[:50])
         until(lambda: service.running)
     until(lambda: not service.running)
-    assert service._held == 0
+    assert service._bodies.size == 0
     assert service.pool.names() == []
     assert b'ttapca_refused_total{code="disconnected"} 1.0' in generate_latest(
         service.metrics.registry
@@ -201,6 +202,35 @@ def test_of_too_many_connections_those_without_a_request_are_closed(
         half.sendall(DIGITS)
         assert answered(half)[0] == 200
         assert healthy(half)
+
+
+def test_many_halves_of_bodies_make_room_before_a_new_connection_does(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = DrainingServer(serving().service)
+    closed: list[str] = []
+
+    class Fake(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    def connection(name: str, cycle: Any) -> Fake:
+        return Fake(cycle=cycle, transport=SimpleNamespace(abort=lambda: closed.append(name)))
+
+    def body(*, comes: bool, answered: bool = False) -> SimpleNamespace:
+        return SimpleNamespace(more_body=comes, response_complete=answered)
+
+    halves = [connection(name, body(comes=True)) for name in ("half", "another half")]
+    idle = connection("idle", body(comes=False, answered=True))
+    works = connection("works", body(comes=False))
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 1e9)
+    for each in (halves[0], idle, works, halves[1], connection("new", None)):
+        server.server_state.connections.add(each)
+        server._close_connections()  # sees it; those that come later wait less
+    for most, last in ((4, "half"), (3, "another half"), (2, "new"), (1, "idle"), (0, "idle")):
+        monkeypatch.setattr(http_server, "MOST_CONNECTIONS", most)
+        closed.clear()
+        server._close_connections()
+        assert closed[-1] == last
 
 
 def test_a_second_signal_ends_it_at_once(running: Callable[..., Running]) -> None:

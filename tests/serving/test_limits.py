@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttapca.errors import OptionError
-from ttapca.serving.limits import RequestLimits, RequestRate
+from ttapca.serving.limits import Rate, RequestLimits
 
 
 @given(st.integers(1, 20), st.lists(st.integers(0, 3), min_size=1, max_size=60))
 def test_no_stretch_of_time_has_too_many(rate: int, pauses: list[int]) -> None:
     """In any stretch of t seconds at most rate * (t + 1) are let in, and no fewer than must be."""
     now, admitted = 0.0, []
-    limiter = RequestRate(rate, clock=lambda: now)
+    limiter = Rate(rate, clock=lambda: now)
     for pause in pauses:
         now += pause / 4  # quarters: exact in floating point
         wait = limiter.wait()
@@ -32,8 +32,8 @@ def test_no_stretch_of_time_has_too_many(rate: int, pauses: list[int]) -> None:
 
 
 def test_a_rate_is_above_zero() -> None:
-    with pytest.raises(OptionError, match="`requests_per_second` must be a finite number above 0"):
-        RequestRate(0)
+    with pytest.raises(OptionError, match="`per_second` must be a finite number above 0"):
+        Rate(0)
 
 
 @pytest.mark.parametrize(

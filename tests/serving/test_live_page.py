@@ -108,12 +108,16 @@ def test_many_alarms_are_folded(browser: Any) -> None:
 
 
 def test_no_alarm_is_said_too_and_what_is_about_to_be_one(browser: Any) -> None:
-    world = cameras(2).add(status("camera-1", p_value=0.002, shift=0.8))
+    world = cameras(2).add(status("camera-1", p_value=0.002, shift=0.8, alarm_after=40))
+    world.add(status("camera-2", shift=0.97, alarm_after=64))  # of which the list tells less
     with opened(browser, world) as page:
         expect(page.locator("#no-alarm")).to_have_text("None is on; 2 streams watched.")
         expect(page.locator("#state")).to_have_text(
-            "Looks shifted; the alarm waits for more images"
+            "Looks shifted; the alarm waits for 40 more images at least"
         )
+        expect(page.locator("#list .odd .row-name")).to_have_text("camera-2")
+        expect(page.locator("#list .odd .unseen")).to_have_text(", looks shifted, ")
+        expect(page.locator("#list .shifted")).to_have_count(0)
 
 
 def test_the_switch_changes_the_stream_or_goes_back(browser: Any) -> None:

@@ -33,6 +33,7 @@ from ttapca.errors import (
     UnknownStreamError,
 )
 from ttapca.serving import PoolLimits, PoolObserver, StreamPool, StreamStore
+from ttapca.serving.fairness import Client
 from ttapca.serving.stream_record import StreamRecord
 
 SHAPE = (3, 8, 8)
@@ -68,9 +69,61 @@ def test_a_request_that_finds_no_room_begins_no_stream(open_pool: Open) -> None:
         with pool._news:  # no pass begins before all have asked
             alone = pool.submit("large", pictures(3, seed=0))
             with pytest.raises(PoolFullError, match=r"At most 2 images may wait.* 3 do already"):
-                pool.submit("new", pictures(1, seed=0))
+                pool.submit("new", pictures(3, seed=0))
         assert len(alone.result(60).logits) == 3  # one request may always wait
         assert pool.names() == ["large"]
+
+
+def test_in_a_full_queue_streams_with_much_give_way(open_pool: Open) -> None:
+    with open_pool(limits=PoolLimits(max_queue=6)) as pool:
+        with pool._news:  # no pass begins before all have asked
+            heavy = [pool.submit("heavy", pictures(2, n)) for n in range(3)]
+            light = pool.submit("light", pictures(1, seed=0))
+            with pytest.raises(PoolFullError, match="5 do already"):
+                pool.submit("heavy", pictures(2, seed=0))
+            assert pool.queue_length == 5
+        assert len(light.result(60).logits) == 1
+        with pytest.raises(PoolFullError, match="no other stream has more"):
+            heavy[2].result(60)  # the last one
+        assert [len(each.result(60).logits) for each in heavy[:2]] == [2, 2]
+        assert pool.status("heavy").health.images == 4
+
+
+def test_a_stream_that_has_only_given_way_has_not_begun(open_pool: Open) -> None:
+    with open_pool(limits=PoolLimits(max_queue=3)) as pool:
+        with pool._news:
+            given_up = pool.submit("gone", pictures(2, seed=0))
+            pool.submit("kept", pictures(1, seed=0))
+            gone = pool.submit("large", pictures(3, seed=0), client=Client("b", 4.0))
+        assert len(gone.result(60).logits) == 3  # its client has four shares
+        with pytest.raises(PoolFullError):
+            given_up.result(60)
+        assert "gone" not in pool.names()
+
+
+def test_who_asks_for_little_does_not_wait_for_who_asks_for_much(open_pool: Open) -> None:
+    class Seen(PoolObserver):
+        streams: list[str]
+
+        def __init__(self) -> None:
+            self.streams = []
+
+        def answered(self, answer, waited: float) -> None:
+            self.streams.append(answer.stream)
+
+    seen = Seen()
+    with open_pool(observer=seen, limits=PoolLimits(max_batch=8)) as pool:
+        with pool._news:
+            asked = [pool.submit(f"heavy-{n % 3}", pictures(8, n)) for n in range(9)]
+            asked += [pool.submit("camera", pictures(1, n)) for n in range(3)]
+        for each in asked:
+            each.result(60)
+    assert seen.streams[:3] == ["camera"] * 3
+    assert [each for each in seen.streams if each != "camera"] == [
+        "heavy-0",
+        "heavy-1",
+        "heavy-2",
+    ] * 3
 
 
 def test_a_request_that_was_given_up_begins_no_stream(pool: StreamPool) -> None:
@@ -210,6 +263,17 @@ def test_the_alarm_tells_when_a_shift_began_and_ended(pool: StreamPool) -> None:
     told = noisy.to_dict()
     assert told["mode"] == "on"
     assert told["health"]["shifted"]
+
+
+def test_an_answer_says_how_many_images_the_alarm_still_needs(pool: StreamPool) -> None:
+    found = []
+    for turn, size in enumerate((10, 20, 34, 60, 4, 1)):
+        glance = pool.predict("a", pictures(size, turn, noise=0.5)).glance
+        assert glance.shifted == (glance.alarm_after is None)
+        found.append(glance.alarm_after)
+    assert found == [118, 98, 64, 4, None, None]
+    pool.reset("a")
+    assert pool.status("a").alarm_after == 128
 
 
 def test_states_survive_in_a_store_bit_for_bit(open_pool: Open, tmp_path: Path) -> None:

@@ -163,6 +163,20 @@ def test_a_damaged_stream_does_not_keep_the_others_from_going_on(
     assert not network[0]._forward_hooks
 
 
+def test_many_damaged_streams_side_by_side_hide_no_others(
+    pool: StreamPool, store: StreamStore, network: nn.Module, fitted: ttapca.FittedFilter
+) -> None:
+    pool.close()
+    store.write({f"0-{number:02}": b"damaged" for number in range(30)})
+    store._connection.execute("UPDATE streams SET state = 7 WHERE name = 'a'")
+    with StreamPool(network, fitted, store=store, input_shape=(3,)) as again:
+        assert again.status("b").health.images == 1
+        with pytest.raises(DamagedStreamError, match=r"stream `a` .* is damaged: .*found integer"):
+            again.status("a")
+        again.drop("a")
+        assert len(again.names()) == 31
+
+
 def test_a_store_of_an_older_version_says_so(
     store: StreamStore, network: nn.Module, fitted: ttapca.FittedFilter
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from serving.clients import SECRETS, token
 from ttapca.errors import OptionError, StreamNameError
+from ttapca.serving.fairness import Client
 from ttapca.serving.stream_record import check_name
 from ttapca.serving.tokens import ANYBODY, Token, Tokens, read_tokens
 
@@ -36,6 +37,8 @@ def test_a_token_is_found_by_its_secret(tmp_path: Path) -> None:
         rights = ["read", "predict"]
         max_streams = 3
         requests_per_second = 0.5
+        images_per_second = 20
+        share = 2.5
         """,
     )
     tokens = read_tokens(path)
@@ -43,6 +46,7 @@ def test_a_token_is_found_by_its_secret(tmp_path: Path) -> None:
     assert shop is not None
     assert (shop.name, shop.rights) == ("shop", {"read", "predict"})
     assert (shop.max_streams, shop.requests_per_second) == (3, 0.5)
+    assert (shop.images_per_second, shop.client) == (20, Client("shop", 2.5))
     assert tokens.find(b"") is tokens.find(SECRET[:-1].encode()) is None
 
 

@@ -105,11 +105,13 @@ def serve(
     from ttapca.serving.stream_record import Mode
     from ttapca.serving.stream_store import StreamStore
     from ttapca.spectral.calibration import band_edges
+    from ttapca.support.parsing import check_plain
 
     # These would be refused anyway, but after a filter is fitted.
     known = _tokens(tokens, host)
     if state is not None:
         arguments.check_place(state, "--state")
+        check_plain(state, OptionError)
     elif save_every != SAVED_EVERY:
         raise OptionError("--save-every needs a file to save streams in: give --state FILE.")
     request_limits, pool_limits = limits.of(RequestLimits), limits.of(PoolLimits)

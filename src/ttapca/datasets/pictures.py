@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -193,6 +194,12 @@ def open_picture(content: bytes, formats: tuple[str, ...] = PICTURE_FORMATS) -> 
 def picture_pixels(
     picture: Image, size: PictureSize | None = None, mode: Literal["RGB", "L"] = "RGB"
 ) -> NDArray[np.uint8]:
-    """Decode a picture: `(height, width, 3)`, or `(height, width)` for grey levels (`L`)."""
-    converted = picture.convert(mode)
+    """Decode a picture, upright: `(height, width, 3)`, or `(height, width)` for grey levels."""
+    from PIL import ImageOps
+
+    picture.load()
+    with suppress(Exception):  # damaged EXIF data say nothing, and are no fault of the pixels
+        ImageOps.exif_transpose(picture, in_place=True)
+    # A copy of a large picture would take as much memory again.
+    converted = picture if picture.mode == mode else picture.convert(mode)
     return np.asarray(converted if size is None else size.of(converted), np.uint8)

@@ -62,6 +62,12 @@ def _content(artifact: Artifact[Any]) -> Any:
             f"{artifact.folder / artifact.digest}. Put the results into a folder that all workers "
             "share."
         )
+    with found.open("rb") as file:  # it is about to be unpickled, which may run anything
+        if hashlib.file_digest(file, "sha256").hexdigest() != artifact.digest:
+            raise EngineError(
+                f"{found} must be the file that was written: its SHA-256 is its name; this one "
+                "is another. Somebody else can write to that folder; choose one of your own."
+            )
     return torch.load(found, mmap=True, weights_only=False)
 
 

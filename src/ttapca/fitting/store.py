@@ -30,7 +30,7 @@ from ttapca.spectral.cosine import Cosine
 from ttapca.spectral.resemblance import Resemblance
 from ttapca.spectral.source_classes import PairStatistic, SourceClasses
 from ttapca.support.disk import make_folder, read_replaceable, recover, staged_folder, writing
-from ttapca.support.parsing import parse_json, read_bounded
+from ttapca.support.parsing import check_plain, parse_json, read_bounded
 
 if TYPE_CHECKING:
     from ttapca.fitting.fitted_filter import FittedFilter
@@ -40,6 +40,7 @@ FORMAT_VERSION = 1
 CONFIG = "config.json"
 TENSORS = "filter.safetensors"
 CARD = "README.md"
+LARGEST_FILE = 1 << 33  # bytes of the tensors
 
 # Attributes of a filter, without the underscore, that are tensors of the same name in the file.
 PLAIN = (
@@ -260,14 +261,23 @@ def _read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with contextlib.suppress(OSError):  # if it cannot be put back, it is reported as missing
         recover(path)
     config = _read_config(path)
+    check_plain(path / TENSORS, SavedFilterError)
     try:
-        payload = (path / TENSORS).read_bytes()
+        with (path / TENSORS).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > LARGEST_FILE:
+                raise SavedFilterError(
+                    f"`{path / TENSORS}` must have at most {LARGEST_FILE:,} bytes; it has {size:,}."
+                )
+            digest = hashlib.file_digest(file, "sha256").hexdigest()  # takes no memory
+            file.seek(0)
+            payload = file.read(size) if digest == config.get("tensors_sha256") else b""
     except OSError as error:
         raise SavedFilterError(
             f"A saved filter holds `{TENSORS}`; `{path}` has none that can be read "
             f"({error.strerror}). Save the filter again."
         ) from error
-    if hashlib.sha256(payload).hexdigest() != config.get("tensors_sha256"):
+    if not payload:
         raise SavedFilterError(
             f"`{path / TENSORS}` is not the file that was saved: its checksum differs from the one "
             f"in `{CONFIG}`, so it was cut short or altered. Copy the folder again, or save the "
@@ -283,6 +293,7 @@ def _read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / CONFIG
+    check_plain(file, SavedFilterError)
     try:
         text = read_bounded(file, SavedFilterError)
     except OSError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,15 @@ logging.getLogger(FormParser.__module__).addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True)
+class OpenedImages:
+    """The images of a request: how many, how many pixels are still to be decoded, and how."""
+
+    count: int
+    pixels: int
+    decode: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
 class ImageDecoder:
     """Turns bodies of requests into images of one network."""
 
@@ -53,6 +62,10 @@ class ImageDecoder:
 
     def images(self, content_type: str, body: bytes) -> Tensor:
         """Return the images of a request, float32 in [0, 1], (images, channels, height, width)."""
+        return self.open(content_type, body).decode()
+
+    def open(self, content_type: str, body: bytes) -> OpenedImages:
+        """Return the images of a request before they are decoded: their headers are checked."""
         kind = content_type.partition(";")[0].strip().lower()
         if kind == FORM:
             return self._pictures(files_of_form(body, content_type, self.limits.max_images))
@@ -62,7 +75,8 @@ class ImageDecoder:
             advice = "Send what numpy.save writes."
             with reading(Path("The body"), "is not a plain `.npy` array", advice):
                 array = parse_npy(body)
-            return self._tensor(array)
+            tensor = self._tensor(array)
+            return OpenedImages(len(tensor), 0, lambda: tensor)
         raise HttpError(
             "unsupported_type",
             f"Images are sent as one of {', '.join(CONTENT_TYPES)}; found {shown(kind)}. Set the "
@@ -73,8 +87,8 @@ class ImageDecoder:
     def _takes_pictures(self) -> bool:
         return len(self.shape) == 3 and self.shape[0] in (1, 3)
 
-    def _pictures(self, files: Sequence[bytes]) -> Tensor:
-        """Decode pictures and bring them to the network's size."""
+    def _pictures(self, files: Sequence[bytes]) -> OpenedImages:
+        """Open pictures, which are decoded and brought to the network's size later."""
         if not self._takes_pictures:
             raise ShapeError(
                 "Pictures have 1 or 3 channels, height and width; this network takes "
@@ -96,12 +110,16 @@ class ImageDecoder:
                 f"The pictures of a request have at most {self.limits.max_pixels:,} pixels "
                 f"together; these have {pixels:,}. Make them smaller, or send several requests.",
             )
-        images = np.empty((len(opened), height, width, channels), np.uint8)
-        for number, picture in enumerate(opened):
-            with _reading_picture(number), picture:
-                pixels_of = picture_pixels(picture, size, "L" if channels == 1 else "RGB")
-                images[number] = pixels_of.reshape(height, width, channels)
-        return self._tensor(images)
+
+        def decode() -> Tensor:
+            images = np.empty((len(opened), height, width, channels), np.uint8)
+            for number, picture in enumerate(opened):
+                with _reading_picture(number), picture:
+                    pixels_of = picture_pixels(picture, size, "L" if channels == 1 else "RGB")
+                    images[number] = pixels_of.reshape(height, width, channels)
+            return self._tensor(images)
+
+        return OpenedImages(len(opened), pixels, decode)
 
     def _tensor(self, found: NDArray[Any]) -> Tensor:
         """Return an array as the network takes it, or raise if it cannot be images."""

@@ -8,7 +8,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from prometheus_client import generate_latest
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ttapca import __version__
@@ -52,6 +53,7 @@ SECURITY_HEADERS = {
     # `blob:` and `data:` for pictures that the page fetches with its token.
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",  # no page of another site shows what is here
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -103,8 +105,8 @@ async def info(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Show measurements to Prometheus."""
     service = service_of(request)
-    service.admit(request, "read", "all")
-    text = await service.in_thread(partial(generate_latest, service.metrics.registry))
+    token = service.admit(request, "read", "all")
+    text = await service.in_thread(token, partial(generate_latest, service.metrics.registry))
     return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
 
@@ -150,12 +152,16 @@ def page_files() -> dict[str, Response]:
     }
 
 
-async def _refuse_address(_request: Request, error: HTTPException) -> Response:
+async def _refuse_address(request: Request, error: HTTPException) -> Response:
     """Refuse an address or a method without a route, in the form of all refusals."""
     if error.status_code == 405:
-        methods = (error.headers or {}).get("Allow", "others")
+        # The error names the methods of the first route that has this address.
+        routes = cast(Iterable[Route], (*stream_routes.router.routes, *router.routes))
+        fitting = [each for each in routes if each.path_regex.match(request.scope["path"])]
+        names = {name for each in fitting for name in each.methods or ()}
+        methods = ", ".join(sorted(names or (error.headers or {})["Allow"].split(", ")))
         message = f"This address takes {methods}; the request has another method."
-        raise HttpError("method_not_allowed", message, headers=dict(error.headers or {}))
+        raise HttpError("method_not_allowed", message, headers={"Allow": methods})
     message = "There is nothing at this address. `/openapi.json` lists what there is."
     raise HttpError("not_found", message)
 
@@ -249,20 +255,17 @@ class ServiceMiddleware:
         """Refuse foreign pages, and requests to the API that the service cannot take now."""
         service = self.service
         if not service.tokens.all:
-            _check_origin(headers)
-        if path.startswith(API):
-            if service.draining:
-                raise closing()
-            if service.running > service.limits.max_running:
-                raise HttpError(
-                    "busy",
-                    f"The service works on {service.limits.max_running:,} requests at once, and "
-                    "has as many. Try again in a moment.",
-                )
+            _check_origin(headers, data=path.startswith(API) or path == "/metrics")
+        if path.startswith(API) and service.draining:
+            raise closing()
 
 
-def _check_origin(headers: Mapping[str, str]) -> None:
-    """Refuse pages of other sites: a browser on this machine may show any page."""
+def _check_origin(headers: Mapping[str, str], *, data: bool) -> None:
+    """Refuse pages of other sites: a browser on this machine may show any page.
+
+    What a page loads, as an image or a script, has no `Origin`, but browsers say who asks. A link
+    may lead to the live page.
+    """
     host, origin = headers.get("host", "localhost"), headers.get("origin")
     if not is_loopback(host):
         raise HttpError(
@@ -270,7 +273,9 @@ def _check_origin(headers: Mapping[str, str]) -> None:
             "Without tokens, this service answers to localhost only; the request names another "
             "host. Start it with --tokens FILE to use it from elsewhere.",
         )
-    if origin is not None and origin.partition("://")[2] != host:
+    foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+    followed = headers.get("sec-fetch-mode") == "navigate" and not data
+    if (foreign and not followed) or (origin is not None and origin.partition("://")[2] != host):
         raise HttpError(
             "foreign_origin",
             "Without tokens, this service answers no pages of other sites. Start it with --tokens "

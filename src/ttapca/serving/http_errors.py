@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ttapca import errors
 from ttapca.errors import TtapcaError
+from ttapca.serving.fairness import GaveWayError
 
 SHORT_WAIT = 1.0  # seconds after which a full queue or a long answer is worth another try
 CODES = {
@@ -20,7 +21,7 @@ CODES = {
     413: ("body_too_large", "too_many_pixels"),
     415: ("unsupported_type",),
     422: ("bad_images", "bad_stream_name", "bad_state", "bad_body", "bad_parameter"),
-    429: ("too_many_requests", "too_many_streams"),
+    429: ("too_many_requests", "too_many_images", "too_many_streams"),
     500: ("failure",),
     503: ("queue_full", "busy", "too_late", "closing", "storage"),
 }
@@ -28,6 +29,7 @@ STATUSES = {code: status for status, codes in CODES.items() for code in codes}
 # Errors of the library that a request can cause.
 CODE_OF_ERROR: dict[type[TtapcaError], str] = {
     errors.PoolFullError: "queue_full",
+    GaveWayError: "busy",
     errors.PoolClosedError: "closing",
     errors.TooManyStreamsError: "too_many_streams",
     errors.UnknownStreamError: "unknown_stream",

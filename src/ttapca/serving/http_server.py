@@ -81,15 +81,21 @@ class DrainingServer(uvicorn.Server):
         connections: set[Any] = set(self.server_state.connections)
         for connection in connections:
             last = connection.cycle
-            if last is not None and not last.response_complete:
+            if last is not None and not (last.response_complete or last.more_body):
                 continue
             known = self._heads.get(connection)
             waiting[connection] = known if known and known[0] is last else (last, now)
             if now - waiting[connection][1] > HEAD_SECONDS + (KEPT_SECONDS if last else 0):
                 connection.transport.close()
         self._heads = waiting
-        # Connections that never had a request first, then those that wait for longest.
-        idle = sorted(waiting, key=lambda each: (each.cycle is not None, waiting[each][1]))
+        # First those that never had a request, or have half a body, of which there are more; then
+        # those that wait for longest.
+        bodies = {each for each in waiting if each.cycle is not None and each.cycle.more_body}
+        heads = {each for each in waiting if each.cycle is None}
+        few, many = sorted((bodies, heads), key=len)
+        idle = sorted(
+            waiting, key=lambda each: (each not in many, each not in few, waiting[each][1])
+        )
         for connection in idle[: max(0, len(connections) - MOST_CONNECTIONS)]:
             connection.transport.abort()  # `close` would wait for a client that does not read
 

@@ -45,12 +45,12 @@ class RequestLimits:
     """Limits of requests over HTTP."""
 
     max_body: Count = 16 * MEGABYTE  # bytes; a larger body is refused before it is read
-    max_held: Count = 256 * MEGABYTE  # bytes of all bodies that are being read or decoded
+    max_held: Count = 256 * MEGABYTE  # bytes of all bodies that have come and are not decoded yet
     max_images: Count = 256
     # Of all pictures of a request together, counted from their headers before any is decoded: a
-    # small file can hold a large picture.
+    # small file can hold a large picture. Large ones are decoded one request after the other.
     max_pixels: Annotated[int, Whole(1, MAX_PIXELS)] = MAX_PIXELS
-    max_running: Count = 256  # requests that are worked on at once
+    max_running: Count = 256  # requests at once that send no images
     body_seconds: Positive = 10.0  # that a client may take to send its body
     answer_seconds: Positive = 30.0  # that a request may wait for its answer
 
@@ -60,21 +60,25 @@ class RequestLimits:
         check_option("max_held", self.max_held, Whole(self.max_body))
 
 
-class RequestRate:
-    """A token bucket for one thread: one second's worth of requests may come at once."""
+class Rate:
+    """A token bucket for one thread: one second's worth may come at once, or what comes alone."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
-        check_option("requests_per_second", per_second, Number(above=0))
+        check_option("per_second", per_second, Number(above=0))
         self._per_second, self._clock = per_second, clock
         self._most = max(1.0, per_second)
         self._left, self._updated = self._most, clock()
 
-    def wait(self) -> float:
-        """Count a request, and return 0; or, if it comes too early, the seconds until it may."""
+    def wait(self, count: int = 1) -> float:
+        """Count requests or images, and return 0; or, if they come too early, seconds to wait.
+
+        Of more than a second's worth the rest is owed: what comes next waits for it.
+        """
         now = self._clock()
         self._left = min(self._most, self._left + (now - self._updated) * self._per_second)
         self._updated = now
-        if self._left < 1:
-            return (1 - self._left) / self._per_second
-        self._left -= 1
+        missing = min(count, self._most) - self._left
+        if missing > 0:
+            return missing / self._per_second
+        self._left -= count
         return 0.0

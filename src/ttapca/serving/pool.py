@@ -24,6 +24,7 @@ from ttapca.fitting.fitted_filter import FittedFilter
 from ttapca.methods.wiener import Wiener
 from ttapca.networks.evaluation import EvaluatedKind
 from ttapca.serving.batched_network import BatchedNetwork, Pixels
+from ttapca.serving.fairness import Client
 from ttapca.serving.limits import PoolLimits
 from ttapca.serving.request_queue import Answer, Request, RequestQueue
 from ttapca.serving.stream_cache import Admission, StreamCache
@@ -34,6 +35,7 @@ from ttapca.support.outputs import FindLogits
 
 LOGGER = logging.getLogger("ttapca.serving")
 Found = TypeVar("Found")
+ANYONE = Client()
 
 
 class PoolObserver:
@@ -132,24 +134,40 @@ class StreamPool(AbstractContextManager["StreamPool"]):
     # Requests --------------------------------------------------------------------------------
 
     def submit(
-        self, stream: str, images: Tensor, *, admit: Admission | None = None
+        self,
+        stream: str,
+        images: Tensor,
+        *,
+        admit: Admission | None = None,
+        client: Client = ANYONE,
     ) -> Future[Answer]:
         """Ask for predictions, and return at once.
+
+        Clients, and streams of each, are answered in turn, by images. If too many images wait,
+        some of the stream with most of them are refused: their future has a `PoolFullError`.
 
         Args:
             stream: Its name; a new name begins a new stream.
             images: As the model takes them, finite, shape (images, *input_shape).
             admit: Called with all names before a new stream begins; an error of it refuses that.
+            client: Who asks, of those who have shares of the pool.
         """
         check_name(stream)
         self._check_images(images)
         came = time.perf_counter()
         with self._news:
             self._check_open()
-            self._queue.check_room(len(images))
-            request = Request(stream, images.detach(), Future(), came)
+            request = Request(stream, images.detach(), Future(), came, client)
             self._streams.reserve(stream, request, admit)
-            self._queue.put(request)
+            try:
+                gone = self._queue.put(request)
+            except errors.PoolFullError:
+                self._streams.release(stream, request)
+                raise
+        for each in gone:
+            self._streams.release(each.stream, each)
+            if each.answer.set_running_or_notify_cancel():
+                each.answer.set_exception(self._queue.full())
         return request.answer
 
     def predict(self, stream: str, images: Tensor, timeout: float | None = None) -> Answer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from functools import cached_property
 from torch import Tensor
 
 from ttapca.errors import PoolFullError
+from ttapca.serving.fairness import Client, GaveWayError, Room, Share, Turns
 from ttapca.serving.limits import PoolLimits
 from ttapca.serving.stream_record import Mode, StreamGlance, StreamStatus
 from ttapca.support.outputs import OutputKind
@@ -73,66 +73,81 @@ class Request:
     images: Tensor
     answer: Future[Answer]
     came: float  # by `time.perf_counter`
+    client: Client = field(default_factory=Client)
 
 
 class RequestQueue:
-    """Hands out requests in order, those of different streams together."""
+    """Hands out requests in fair turns by images, those of different streams together."""
 
     def __init__(self, limits: PoolLimits, news: threading.Condition) -> None:
-        self.images = 0  # that wait
         self.closing = False  # no more requests come, so that none waits for others
         self._limits = limits
         self._news = news  # hears of new requests; callers of all methods hold its lock
-        self._requests: deque[Request] = deque()
+        self._room, self._turns = Room(limits.max_queue), Turns[Request]()
+        self._gone: list[Request] = []  # those that give way to the next one
         self._lately = 1  # streams in a pass
 
-    def __len__(self) -> int:
-        """Return how many requests wait."""
-        return len(self._requests)
+    def __bool__(self) -> bool:
+        """Return whether requests wait."""
+        return bool(self._turns.heads())
 
-    def check_room(self, images: int) -> None:
-        """Raise `PoolFullError` if too many images would wait; any request may wait alone."""
-        if self.images and self.images + images > self._limits.max_queue:
-            raise PoolFullError(
-                f"At most {self._limits.max_queue:,} images may wait for an answer; "
-                f"{self.images:,} do already. Try again in a moment."
-            )
+    @property
+    def images(self) -> int:
+        """How many images wait."""
+        return self._room.size
 
-    def put(self, request: Request) -> None:
-        """Let a request wait."""
-        self._requests.append(request)
-        self.images += len(request.images)
+    def put(self, request: Request) -> list[Request]:
+        """Let a request wait, and return those that give way to it, or raise `PoolFullError`."""
+        share, gone = Share(request.client, request.stream), self._gone
+        try:
+            self._room.grow(share, len(request.images))
+        except GaveWayError:
+            raise self.full() from None
+        waiting = self._turns.put(share, len(request.images), request)
+
+        def give_way() -> None:
+            self._turns.drop(waiting)
+            self._gone.append(request)
+
+        share.give_way = give_way
+        self._gone = []
         self._news.notify_all()
+        return gone
+
+    def full(self) -> PoolFullError:
+        """Return the error of a request for which there is no room."""
+        return PoolFullError(
+            f"At most {self._limits.max_queue:,} images may wait for an answer; {self.images:,} do "
+            "already, and no other stream has more than its share of them. Try again in a moment."
+        )
 
     def take(self) -> tuple[list[Request], list[Request]]:
         """Take out the requests of the next pass, of different streams, and cancelled ones."""
         self._wait_for_others()
-        chosen: dict[str, Request] = {}
+        chosen: list[Request] = []
         cancelled: list[Request] = []
-        later: deque[Request] = deque()
         images = 0
-        while self._requests:
-            request = self._requests.popleft()
+        for waiting in self._turns:
+            request = waiting.item
             if chosen and images + len(request.images) > self._limits.max_batch:
-                later.append(request)
                 break
-            if request.stream in chosen:
-                later.append(request)
-            elif request.answer.set_running_or_notify_cancel():
-                chosen[request.stream] = request
+            self._room.leave(waiting.share)
+            if request.answer.set_running_or_notify_cancel():
+                self._turns.take(waiting)
+                chosen.append(request)
                 images += len(request.images)
             else:
+                self._turns.drop(waiting)
                 cancelled.append(request)
-        self._requests.extendleft(reversed(later))
-        self.images -= images + sum(len(each.images) for each in cancelled)
         # It fades, so that one busy moment does not make quiet ones wait for ever.
         self._lately = max(len(chosen), self._lately - 1)
-        return list(chosen.values()), cancelled
+        return chosen, cancelled
 
     def _wait_for_others(self) -> None:
         """Wait a moment if fewer streams ask than did of late."""
-        until = self._requests[0].came + self._limits.max_wait
-        while not self.closing and len({each.stream for each in self._requests}) < self._lately:
+        first = min(self._turns.heads(), key=lambda each: each.number)
+        until = first.item.came + self._limits.max_wait
+        while not self.closing and len(self._turns.heads()) < self._lately:
             left = until - time.perf_counter()
             if left <= 0 or self.images >= self._limits.max_batch:
                 return

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from starlette.requests import ClientDisconnect, Request
 
-from ttapca.serving.decoding import ImageDecoder
+from ttapca.serving.decoding import ImageDecoder, OpenedImages
+from ttapca.serving.fair_threads import FairThreads
+from ttapca.serving.fairness import GaveWayError, Room, Share
 from ttapca.serving.http_errors import HttpError
-from ttapca.serving.limits import RequestLimits, RequestRate
+from ttapca.serving.limits import Rate, RequestLimits
 from ttapca.serving.metrics import Metrics
 from ttapca.serving.tokens import ANYBODY, Right, Token, Tokens
 
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 LONGEST_LENGTH = 18  # digits of a Content-Length
-DECODERS = 4  # threads: each holds one decoded picture of at most `max_pixels`
+LARGE = 1 << 24  # pixels of a request from which on its pictures have threads of their own
+# Threads for images; large ones have a single one, so that one request's are decoded at a time.
+DECODERS, LARGE_DECODERS = 3, 1
+OTHERS = 8  # threads for other work, which may have to wait for a pass
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,14 @@ class ServiceFacts:
     filter: str  # in words
     classes: tuple[str, ...] = ()  # empty if they have no names
     bands: tuple[tuple[int, int], ...] = ()  # first and last component, counting from 1
+
+
+@dataclass(eq=False)
+class Body:
+    """The body of a request, and what it holds of the room for all."""
+
+    share: Share
+    content: bytearray = field(default_factory=bytearray)
 
 
 class Service:
@@ -60,18 +73,23 @@ class Service:
         self.metrics.watch(pool)
         self.decoder = ImageDecoder(tuple(pool.input_shape), self.limits, size)
         self.draining = False  # whether new requests are refused, because the service will end
-        self.running = 0  # requests that are worked on
-        self._held = 0  # bytes of bodies
+        self.running = 0  # requests that have begun and not ended
+        self._bodies = Room(self.limits.max_held)  # in bytes
+        self._others = Room(self.limits.max_running)  # requests that send no images
         self._rates = {
-            token.name: RequestRate(token.requests_per_second)
+            (token.name, unit): Rate(per_second)
             for token in self.tokens.all
-            if token.requests_per_second is not None
+            for unit in ("requests", "images")
+            if (per_second := getattr(token, f"{unit}_per_second")) is not None
         }
-        self._decoders = ThreadPoolExecutor(DECODERS, "ttapca-decoder")
+        self._decoders = FairThreads("ttapca-decoder", DECODERS)
+        self._large_decoders = FairThreads("ttapca-large-decoder", LARGE_DECODERS)
+        self._workers = FairThreads("ttapca-worker", OTHERS)
 
     def close(self) -> None:
         """End the threads; the pool is left open."""
-        self._decoders.shutdown(cancel_futures=True)
+        for threads in (self._decoders, self._large_decoders, self._workers):
+            threads.close()
 
     def admit(self, request: Request, *rights: Right) -> Token:
         """Return the token of a request, which must have some rights, and count the request."""
@@ -83,16 +101,20 @@ class Service:
                 f"This needs the right{'s' * (len(rights) > 1)} {' and '.join(rights)}; the token "
                 f"`{token.name}` has {', '.join(sorted(token.rights))}. Use another one.",
             )
-        rate = self._rates.get(token.name)
-        wait = 0.0 if rate is None else rate.wait()
+        self._count(token, "requests", 1)
+        return token
+
+    def _count(self, token: Token, unit: Literal["requests", "images"], count: int) -> None:
+        """Count requests or images of a token, or refuse them."""
+        rate = self._rates.get((token.name, unit))
+        wait = 0.0 if rate is None else rate.wait(count)
         if wait:
             raise HttpError(
-                "too_many_requests",
-                f"The token `{token.name}` may send {token.requests_per_second:g} requests a "
-                "second, and has sent more. Wait as long as the header Retry-After says.",
+                "too_many_requests" if unit == "requests" else "too_many_images",
+                f"The token `{token.name}` may send {getattr(token, f'{unit}_per_second'):g} "
+                f"{unit} a second, and has sent more. Wait as long as the header Retry-After says.",
                 retry_after=wait,
             )
-        return token
 
     def _shown(self, request: Request) -> Token:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
@@ -113,47 +135,37 @@ class Service:
         return token
 
     @asynccontextmanager
-    async def body(self, request: Request) -> AsyncIterator[bytes]:
-        """Read the body of a request, and count it as held until the block ends."""
-        own = 0
+    async def body(self, request: Request, token: Token, stream: str) -> AsyncIterator[Body]:
+        """Read the body of a request, and count it as held until the block ends.
 
-        def hold(size: int) -> None:
-            """Make room for this number of bytes of the body."""
-            nonlocal own
-            if size > self.limits.max_body:
-                raise HttpError(
-                    "body_too_large",
-                    f"The body of a request has at most {self.limits.max_body:,} bytes; this one "
-                    "has more. Send several requests, or smaller pictures.",
-                )
-            more = max(0, size - own)
-            if self._held + more > self.limits.max_held:
-                raise HttpError(
-                    "busy",
-                    "Too many large requests are being worked on. Try again in a moment.",
-                )
-            own += more
-            self._held += more
-
+        While it comes and while it waits, it may have to give way to those of others.
+        """
+        body = Body(Share(token.client, stream))
         try:
-            content = await self._read(request, hold)
-            request.state.record.bytes = len(content)
-            yield content
+            await self._read(request, body)
+            request.state.record.bytes = len(body.content)
+            yield body
         finally:
-            self._held -= own
+            self._bodies.leave(body.share)
 
-    async def _read(self, request: Request, hold: Callable[[int], None]) -> bytes:
+    async def _read(self, request: Request, body: Body) -> None:
         stated = request.headers.get("content-length", "0")
         if not stated.isdecimal() or len(stated) > LONGEST_LENGTH:
             raise HttpError("bad_length", "The header Content-Length must be a number.")
-        hold(int(stated))
-        content = bytearray()
+        self._check_size(int(stated))
+        loop = asyncio.get_running_loop()
+        scope = asyncio.timeout(self.limits.body_seconds)
+        body.share.give_way = lambda: scope.reschedule(loop.time())
         try:
-            async with asyncio.timeout(self.limits.body_seconds):
+            async with scope:
                 async for part in request.stream():
-                    hold(len(content) + len(part))  # a body in chunks does not state its length
-                    content += part
+                    self._check_size(len(body.content) + len(part))  # one in chunks states no size
+                    # Only what has come takes room: a client could state any size.
+                    self._bodies.grow(body.share, len(part))
+                    body.content += part
         except TimeoutError:
+            if body.share.size < len(body.content):
+                raise GaveWayError from None
             raise HttpError(
                 "body_too_slow",
                 f"The body of a request arrives within {self.limits.body_seconds:g} s; this one "
@@ -161,28 +173,53 @@ class Service:
             ) from None
         except ClientDisconnect:
             raise HttpError("disconnected", "The client went away.") from None
-        return bytes(content)
+        finally:
+            body.share.give_way = None
 
-    async def answer(self, token: Token, stream: str, content_type: str, body: bytes) -> Answer:
+    def _check_size(self, size: int) -> None:
+        if size > self.limits.max_body:
+            raise HttpError(
+                "body_too_large",
+                f"The body of a request has at most {self.limits.max_body:,} bytes; this one has "
+                "more. Send several requests, or smaller pictures.",
+            )
+
+    async def answer(self, token: Token, stream: str, content_type: str, body: Body) -> Answer:
         """Decode the images of a request, and return the answer of the pool."""
 
-        def submit() -> Future[Answer]:
-            images = self.decoder.images(content_type, body)
-            return self.pool.submit(stream, images, admit=token.check_quota)
+        def submit(opened: OpenedImages) -> Future[Answer]:
+            client = token.client
+            return self.pool.submit(stream, opened.decode(), admit=token.check_quota, client=client)
 
+        def begin() -> OpenedImages | Future[Answer]:
+            opened = self.decoder.open(content_type, bytes(body.content))
+            # Small ones at once: another thread would take longer than the pictures.
+            return opened if limited or opened.pixels > LARGE else submit(opened)
+
+        limited = (token.name, "images") in self._rates
         async with self._in_time():
-            decoding = self._decoders.submit(submit)
-            try:
-                future = await asyncio.wrap_future(decoding)
-            except asyncio.CancelledError:
-                decoding.add_done_callback(_give_up)  # it goes on, but needs no pass any more
-                raise
+            cost = max(1, len(body.content))
+            future = await self._decoders.run(begin, body.share, cost, _give_up)
+            if isinstance(future, OpenedImages):
+                opened = future
+                self._count(token, "images", opened.count)
+                large = opened.pixels > LARGE
+                future = await (self._large_decoders if large else self._decoders).run(
+                    partial(submit, opened), body.share, opened.pixels if large else cost, _give_up
+                )
+            self._bodies.leave(body.share)
+            body.content = bytearray()
             return await asyncio.wrap_future(future)
 
-    async def in_thread(self, work: Callable[[], Result]) -> Result:
+    async def in_thread(self, token: Token, work: Callable[[], Result], stream: str = "") -> Result:
         """Do work of the pool, which may read the disk or wait for a pass."""
-        async with self._in_time():
-            return await asyncio.to_thread(work)
+        share = Share(token.client, stream)
+        self._others.grow(share, 1)
+        try:
+            async with self._in_time():
+                return await self._workers.run(work, share)
+        finally:
+            self._others.leave(share)
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
@@ -197,10 +234,12 @@ class Service:
             ) from None
 
 
-def _give_up(decoding: Future[Future[Answer]]) -> None:
+def _give_up(decoding: Future[Any]) -> None:
     """Cancel the request that a thread has given to the pool, if it has."""
     if not decoding.cancelled() and decoding.exception() is None:
-        decoding.result().cancel()
+        result = decoding.result()
+        if not isinstance(result, OpenedImages):
+            result.cancel()
 
 
 def service_of(request: Request) -> Service:

@@ -22,7 +22,7 @@ from ttapca.serving.stream_store import StreamStore
 Admission: TypeAlias = Callable[[Collection[str]], None]
 EVICTED = 0.1  # share of the streams in memory that is evicted at once
 IMAGES = 32  # streams whose last image is kept to be shown
-LOOKED_AT = 20  # streams on disk that are read before a store is taken for one of another kind
+LOOKED_AT = 200  # streams on disk that are read before a store is taken for one of another kind
 
 
 class StreamCache:
@@ -53,7 +53,8 @@ class StreamCache:
 
     def _check_kind(self, store: StreamStore) -> None:
         """Read streams until one is whole: a damaged one must not keep the others from going on."""
-        for name in sorted(self._known)[:LOOKED_AT]:
+        names = sorted(self._known)  # some of everywhere: damage lies side by side
+        for name in names[:: 1 + len(names) // LOOKED_AT]:
             try:
                 self._stored(name, store)
                 return
@@ -136,8 +137,8 @@ class StreamCache:
             return self._new_record() if record is None else record
 
     def _stored(self, name: str, store: StreamStore) -> StreamRecord | None:
-        data = store.read(name)
         try:
+            data = store.read(name)
             return None if data is None else self.parse(data)
         except SavedStreamError as error:  # the fault of a caller who sends bytes; these are ours
             raise DamagedStreamError(

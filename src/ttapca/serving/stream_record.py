@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from ttapca._checks import Maybe, Number, OneOf, Record, Rule, Whole, conform, shown
 from ttapca.adaptation.health import Health
 from ttapca.errors import SavedStreamError, StreamNameError
+from ttapca.spectral.constants import CONSTANTS
 from ttapca.spectral.state_files import SavedStream, read_saved
 from ttapca.spectral.stream_state import StreamState
 
@@ -46,6 +47,7 @@ class StreamStatus:
         last_seen: When its last images came; None before any.
         adapting: Whether the adapted network answers, which is chosen in the mode `auto`.
         switches, harmful: Of that mode: changes of the choice; whether harm is suspected now.
+        alarm_after: How many more images its alarm needs at least; None while it is on.
     """
 
     health: Health
@@ -59,6 +61,7 @@ class StreamStatus:
     adapting: bool = False
     switches: int = 0
     harmful: bool = False
+    alarm_after: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return numbers, text, lists and dicts, as JSON and logs want them."""
@@ -92,6 +95,7 @@ class StreamGlance:
     adapting: bool = False
     switches: int = 0
     harmful: bool = False
+    alarm_after: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +124,13 @@ class StreamRecord:
         auto = self.state.auto
         return self.mode == "on" or (self.mode == "auto" and auto is not None and auto.adapting)
 
+    @property
+    def alarm_after(self) -> int | None:
+        """How many more images the alarm needs at least: the rest of some blocks of images."""
+        alarm = self.state.alarm
+        blocks = CONSTANTS.blocks - alarm.run
+        return None if alarm.shifted else max(1, blocks * CONSTANTS.block - alarm.images)
+
     def glance(self, name: str) -> StreamGlance:
         """Return the status of the stream of this name that takes no computing."""
         return StreamGlance(
@@ -144,6 +155,7 @@ class StreamRecord:
             "disagreement": self.differed / self.shadowed if self.shadowed else None,
             "shifted_since": self.shifted_since,
             "last_seen": self.last_seen,
+            "alarm_after": self.alarm_after,
         }
 
     def to_bytes(self, kind: str) -> bytes:

@@ -54,7 +54,7 @@ async def predict(request: Request, stream: StreamName) -> Response:
     """
     service, token, name = _named(request, stream, "predict")
     kind = request.headers.get("content-type", "")
-    async with service.body(request) as body:
+    async with service.body(request, token, name) as body:
         service.pool.check_admission(name, token.check_quota)
         answer = await service.answer(token, name, kind, body)
     request.state.record.images = len(answer.logits)
@@ -91,7 +91,7 @@ async def list_streams(
                 damaged.append(token.own_name(name))
         return api.json_bytes({"streams": found, "damaged": damaged, "total": len(names)})
 
-    return _json(await service.in_thread(work))
+    return _json(await service.in_thread(token, work))
 
 
 @router.get(STREAM, response_model=StreamStatus, responses=refusals(404, 409))
@@ -110,10 +110,10 @@ async def look(request: Request, name: Name) -> Response:
 async def switch(request: Request, name: Name) -> Response:
     """Switch a stream off, to shadow, to auto or on; a new one begins in that mode."""
     service, token, full = _named(request, name, "control")
-    async with service.body(request) as body:
+    async with service.body(request, token, full) as body:
         service.pool.check_admission(full, token.check_quota)
         bad_body = partial(HttpError, "bad_body")
-        change = parse_json(body, "The body", bad_body)
+        change = parse_json(bytes(body.content), "The body", bad_body)
         conform(change, CHANGE, "The body", bad_body)
     work = partial(service.pool.set_mode, full, change["mode"], admit=token.check_quota)
     return await _told(service, token, work)
@@ -122,8 +122,8 @@ async def switch(request: Request, name: Name) -> Response:
 @router.delete(STREAM, status_code=204, responses=refusals(404))
 async def drop(request: Request, name: Name) -> Response:
     """Forget a stream, also on disk; images of that name begin a new one."""
-    service, _, full = _named(request, name, "control")
-    await service.in_thread(partial(service.pool.drop, full))
+    service, token, full = _named(request, name, "control")
+    await service.in_thread(token, partial(service.pool.drop, full), full)
     return Response(status_code=204)
 
 
@@ -141,8 +141,8 @@ async def reset(request: Request, name: Name) -> Response:
 )
 async def read_state(request: Request, name: Name) -> Response:
     """Read a stream as safetensors; the same bytes load it again, bit for bit."""
-    service, _, full = _named(request, name, "read")
-    content = await service.in_thread(partial(service.pool.dump, full))
+    service, token, full = _named(request, name, "read")
+    content = await service.in_thread(token, partial(service.pool.dump, full), full)
     return Response(content, media_type=BYTES)
 
 
@@ -155,23 +155,23 @@ async def read_state(request: Request, name: Name) -> Response:
 async def load_state(request: Request, name: Name) -> Response:
     """Load a stream that was read before, here or elsewhere, with this network and filter."""
     service, token, full = _named(request, name, "control")
-    async with service.body(request) as body:
+    async with service.body(request, token, full) as body:
         service.pool.check_admission(full, token.check_quota)
-        work = partial(service.pool.restore, full, body, admit=token.check_quota)
+        work = partial(service.pool.restore, full, bytes(body.content), admit=token.check_quota)
         return await _told(service, token, work)
 
 
 @router.get(f"{STREAM}/pictures", response_model=api.Pictures, responses=refusals(404))
 async def pictures(request: Request, name: Name) -> Response:
     """Show the last image before and after the filter: for a page, whose images send no token."""
-    service, _, full = _named(request, name, "read")
+    service, token, full = _named(request, name, "read")
 
     def work() -> bytes:
         both = service.pool.pictures(full)
         before, after = (None, None) if both is None else map(api.picture_url, both)
         return api.json_bytes({"before": before, "after": after})
 
-    return _json(await service.in_thread(work))
+    return _json(await service.in_thread(token, work, full))
 
 
 def _named(request: Request, name: str, right: Right) -> tuple[Service, Token, str]:
@@ -191,7 +191,7 @@ async def _told(service: Service, token: Token, work: Callable[[], StreamStatus]
         service.metrics.streams.used(status.health.stream)
         return api.json_bytes(api.status_facts(status, token))
 
-    return _json(await service.in_thread(done))
+    return _json(await service.in_thread(token, done))
 
 
 def _json(content: bytes) -> Response:

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from ttapca._checks import ListOf, Maybe, Number, OneOf, Record, Such, Text, Whole, conform
 from ttapca.errors import OptionError, TooManyStreamsError
+from ttapca.serving.fairness import Client
 from ttapca.serving.stream_record import LONGEST_NAME, check_name
 from ttapca.support.parsing import parse_toml, read_bounded
 
@@ -37,7 +38,12 @@ SHA256 = Such(
 )
 TOKEN = Record(
     {"name": NAME, "hash": SHA256, "rights": ListOf(OneOf(RIGHTS), 1, len(RIGHTS))},
-    {"max_streams": Maybe(Whole(1)), "requests_per_second": Maybe(Number(above=0))},
+    {
+        "max_streams": Maybe(Whole(1)),
+        "requests_per_second": Maybe(Number(above=0)),
+        "images_per_second": Maybe(Number(above=0)),
+        "share": Number(0.001, 1000),
+    },
 )
 FILE = Record({"token": ListOf(TOKEN, 1)})
 
@@ -51,6 +57,13 @@ class Token:
     rights: frozenset[Right]
     max_streams: int | None = None
     requests_per_second: float | None = None
+    images_per_second: float | None = None
+    share: float = 1.0  # of the service, beside other tokens
+
+    @property
+    def client(self) -> Client:
+        """Whose its requests are."""
+        return Client(self.name, self.share)
 
     @property
     def prefix(self) -> str:
@@ -125,4 +138,6 @@ def _token(path: Path, entry: dict[str, Any]) -> Token:
         frozenset(entry["rights"]),
         entry.get("max_streams"),
         entry.get("requests_per_second"),
+        entry.get("images_per_second"),
+        entry.get("share", 1.0),
     )

@@ -8,6 +8,7 @@ import os
 import stat
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,13 @@ def read_bounded(path: Path, error: ErrorType, largest: int = LARGEST) -> bytes:
     if len(content) > largest:
         raise error(f"{path} must have at most {largest:,} bytes; it is larger, and not read.")
     return content
+
+
+def check_plain(path: Path, error: ErrorType) -> None:
+    """Raise the error that `error` makes if a path is there and no plain file: a pipe, say."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise error(f"{path} must be a plain file; it is a folder, a pipe or a device.")
 
 
 def parse_json(

@@ -2,6 +2,7 @@
 
 const KEEP = 600; // seconds of history
 const ENDED = 20; // alarms that are over and still shown
+const SURE = 0.95; // from this on a shift is shown before the alarm, which waits for more images
 
 export class Records {
   constructor() {
@@ -38,7 +39,7 @@ export class Records {
     const name = values.stream;
     let record = this.all.get(name);
     if (!record) {
-      record = { name, values: {}, asked, history: [], watched: now, usualSince: null, shifted: false, alarm: null, first: false };
+      record = { name, values: {}, asked, history: [], watched: now, usualSince: null, shifted: false, sure: false, alarm: null, first: false };
       this.all.set(name, record);
     }
     if (asked < Math.max(record.asked, this.written.get(name) ?? 0)) return; // a newer one came first
@@ -46,6 +47,7 @@ export class Records {
     const before = record.shifted;
     Object.assign(record.values, values); // the list tells less than the stream itself
     record.shifted = values.shifted === true;
+    record.sure = !record.shifted && (values.shift ?? 0) >= SURE;
     if (record.shifted && (!before || record.alarm.began !== values.shifted_since)) {
       record.alarm = { name, began: values.shifted_since, ended: null };
     } else if (before && !record.shifted) {

@@ -126,8 +126,8 @@ export class StreamDetails {
 }
 
 /** Whether the last images are unlike the source, and no alarm is on: two blocks must agree. */
-function isOdd({ shifted, values }) {
-  return !shifted && known(values.p_value) && values.p_value <= ODD;
+function isOdd({ shifted, sure, values }) {
+  return !shifted && (sure || (known(values.p_value) && values.p_value <= ODD));
 }
 
 function stateOf(record, now) {
@@ -138,7 +138,7 @@ function stateOf(record, now) {
     const since = values.shifted_since;
     return known(since) ? `Shifted since ${clock(since)}, for ${duration(now - since)}` : "Shifted";
   }
-  if (isOdd(record)) return "Looks shifted; the alarm waits for more images";
+  if (isOdd(record)) return `Looks shifted; the alarm waits for ${count(values.alarm_after ?? 1, "more image")} at least`;
   const since = record.usualSince;
   return since === null ? `As usual since ${clock(record.watched)} at least` : `As usual since ${clock(since)}`;
 }

@@ -124,7 +124,8 @@ export class StreamList {
 
   draw(row, record, now) {
     row.classList.toggle("shifted", record.shifted);
-    say(row.parts.state, record.shifted ? ", shifted, " : ", as usual, ");
+    row.classList.toggle("odd", record.sure);
+    say(row.parts.state, record.shifted ? ", shifted, " : record.sure ? ", looks shifted, " : ", as usual, ");
     say(row.parts.mode, record.values.mode);
     row.dataset.mode = record.values.mode;
     if (row.inView) row.parts.chart.show(record.history, now, span(record, now));
