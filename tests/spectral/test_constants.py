@@ -23,7 +23,9 @@ OTHER_NUMBERS = {
     "spectral/calibration.py": "DRAWS SEED LEEWAY_STEPS MOST_CACHED TINY",
     "spectral/cross_validation.py": "TOGETHER",
     "spectral/resemblance.py": "FEWEST_STRETCHES WILD_BANDS LEAST_VARIANCE",
-    "spectral/conditions.py": "HALVES_OF_NORMAL STEPS FEWEST_SOURCE LEAST LEAST_DEVIATION",
+    "spectral/conditions.py": (
+        "HALVES_OF_NORMAL STEPS FEWEST_SOURCE LEAST MOST_LOGARITHM LEAST_DEVIATION"
+    ),
     "spectral/image_statistics.py": (
         "NORMAL LOOKED_AT LOOKED_AT_VALUES LARGE STRIP EVERY GLANCED NOISE_VALUES DRAWS SEED "
         "TOGETHER DISTANCES TEXTURES LEAST_SIDE MOST_CHANNELS"
