@@ -59,21 +59,27 @@ def predicted(
     logits: Tensor, classes: Sequence[str], outputs: OutputKind = "multiclass"
 ) -> list[dict[str, Any]]:
     """Return a `Prediction` for each row of logits."""
-    probabilities = Outputs(outputs, reads="probabilities")(logits).softmax(dim=1)
+    found = probabilities(logits, outputs)
 
     def likely(number: int, probability: float) -> dict[str, Any]:
         name = classes[number] if number < len(classes) else None
         return {"class": number, "name": name, "probability": probability}
 
     if outputs == "multilabel":
-        rows = [[likely(*each) for each in enumerate(row)] for row in probabilities[:, 1].tolist()]
+        rows = [[likely(*each) for each in enumerate(row)] for row in found.tolist()]
         return [
             max(row, key=_probability)
             | {"labels": [each for each in row if _probability(each) > 0.5]}
             for row in rows
         ]
-    best, found = probabilities.max(dim=1)
-    return list(map(likely, found.tolist(), best.tolist()))
+    best, numbers = found.max(dim=1)
+    return list(map(likely, numbers.tolist(), best.tolist()))
+
+
+def probabilities(logits: Tensor, outputs: OutputKind) -> Tensor:
+    """Return the probability of each class, or label, (images, classes)."""
+    found: Tensor = Outputs(outputs, reads="probabilities")(logits).softmax(dim=1)
+    return found[:, 1] if outputs == "multilabel" else found
 
 
 _probability = itemgetter("probability")
@@ -153,6 +159,13 @@ class ErrorAnswer(BaseModel):
     error: ErrorFacts
 
 
+class OpenError(BaseModel):
+    """The form of refusals in the Open Inference Protocol, with our code."""
+
+    error: str
+    code: str
+
+
 _FILES = {"type": "array", "items": BINARY["schema"]}
 _FORM = {"type": "object", "required": ["images"], "properties": {"images": _FILES}}
 IMAGES_BODY = {
@@ -176,9 +189,11 @@ ALWAYS = (401, 403, 422, 429, 503)
 WITH_BODY = (400, 408, 413)
 
 
-def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def refusals(
+    *statuses: int, model: type[BaseModel] = ErrorAnswer
+) -> dict[int | str, dict[str, Any]]:
     """Describe these refusals of a route, and those of every route."""
     return {
-        status: {"model": ErrorAnswer, "description": f"With a code: {', '.join(CODES[status])}."}
+        status: {"model": model, "description": f"With a code: {', '.join(CODES[status])}."}
         for status in sorted({*ALWAYS, *statuses})
     }

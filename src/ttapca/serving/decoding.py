@@ -75,13 +75,17 @@ class ImageDecoder:
             advice = "Send what numpy.save writes."
             with reading(Path("The body"), "is not a plain `.npy` array", advice):
                 array = parse_npy(body)
-            tensor = self._tensor(array)
-            return OpenedImages(len(tensor), 0, lambda: tensor)
+            return self.opened(array)
         raise HttpError(
             "unsupported_type",
             f"Images are sent as one of {', '.join(CONTENT_TYPES)}; found {shown(kind)}. Set the "
             "header Content-Type.",
         )
+
+    def opened(self, array: NDArray[Any]) -> OpenedImages:
+        """Return images that came as numbers, which are checked."""
+        tensor = self._tensor(array)
+        return OpenedImages(len(tensor), 0, lambda: tensor)
 
     @property
     def _takes_pictures(self) -> bool:

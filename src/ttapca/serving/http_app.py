@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ttapca import __version__
 from ttapca._checks import shown
-from ttapca.serving import stream_routes
+from ttapca.serving import open_inference, stream_routes
 from ttapca.serving.api_models import Info, refusals
 from ttapca.serving.http_errors import HttpError, closing, http_error
 from ttapca.serving.metrics import CONTENT_TYPE
@@ -45,7 +45,8 @@ BEARER = Depends(
 PAGE_TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
 
 LOGGER = logging.getLogger("ttapca.serving")
-API = "/v1/"
+# What takes images and tells of streams; what a page of another site may not load at all.
+API, DATA, OPEN = ("/v1/", "/v2/models"), ("/v1/", "/v2", "/metrics"), "/v2"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DISCARD_SECONDS = 0.5  # for a client that is still sending a refused body, to see the answer
 
@@ -82,6 +83,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, cast(Any, _refuse_address))
     app.add_exception_handler(RequestValidationError, cast(Any, _refuse_parameter))
     app.include_router(stream_routes.router, dependencies=[BEARER], tags=["streams"])
+    app.include_router(open_inference.router, dependencies=[BEARER], tags=["open inference"])
     app.include_router(router)
     return app
 
@@ -119,9 +121,7 @@ async def alive() -> dict[str, str]:
 @router.get("/readyz", responses={503: refusals()[503]})
 async def ready(request: Request) -> dict[str, str]:
     """Tell whether the service takes requests."""
-    service = service_of(request)
-    if service.draining or service.pool.closed:
-        raise closing()
+    service_of(request).check_ready()
     return {"status": "ready"}
 
 
@@ -156,7 +156,8 @@ async def _refuse_address(request: Request, error: HTTPException) -> Response:
     """Refuse an address or a method without a route, in the form of all refusals."""
     if error.status_code == 405:
         # The error names the methods of the first route that has this address.
-        routes = cast(Iterable[Route], (*stream_routes.router.routes, *router.routes))
+        routers = (stream_routes.router, open_inference.router, router)
+        routes = cast(Iterable[Route], [each for one in routers for each in one.routes])
         fitting = [each for each in routes if each.path_regex.match(request.scope["path"])]
         names = {name for each in fitting for name in each.methods or ()}
         methods = ", ".join(sorted(names or (error.headers or {})["Allow"].split(", ")))
@@ -247,7 +248,11 @@ class ServiceMiddleware:
             if exchange.record.status:  # the answer has begun: it can only be cut off
                 return
             await exchange.discard()
-            content = {"error": {"code": refusal.code, "message": str(refusal)}}
+            content: dict[str, Any] = {"code": refusal.code, "message": str(refusal)}
+            if not scope["path"].startswith(OPEN):
+                content = {"error": content}
+            else:
+                content["error"] = content.pop("message")
             answer = JSONResponse(content, refusal.status, refusal.headers)
             await answer(scope, exchange.receive, exchange.send)
 
@@ -255,7 +260,7 @@ class ServiceMiddleware:
         """Refuse foreign pages, and requests to the API that the service cannot take now."""
         service = self.service
         if not service.tokens.all:
-            _check_origin(headers, data=path.startswith(API) or path == "/metrics")
+            _check_origin(headers, data=path.startswith(DATA))
         if path.startswith(API) and service.draining:
             raise closing()
 

@@ -14,7 +14,7 @@ CODES = {
     400: ("bad_length", "disconnected"),
     401: ("token_missing", "token_unknown"),
     403: ("right_missing", "foreign_host", "foreign_origin"),
-    404: ("not_found", "unknown_stream"),
+    404: ("not_found", "unknown_stream", "unknown_model"),
     405: ("method_not_allowed",),
     408: ("body_too_slow",),
     409: ("damaged_stream",),

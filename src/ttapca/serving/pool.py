@@ -140,6 +140,8 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         *,
         admit: Admission | None = None,
         client: Client = ANYONE,
+        starts: bool = False,
+        ends: bool = False,
     ) -> Future[Answer]:
         """Ask for predictions, and return at once.
 
@@ -151,13 +153,15 @@ class StreamPool(AbstractContextManager["StreamPool"]):
             images: As the model takes them, finite, shape (images, *input_shape).
             admit: Called with all names before a new stream begins; an error of it refuses that.
             client: Who asks, of those who have shares of the pool.
+            starts: Whether the stream begins anew with these images, in its mode.
+            ends: Whether the stream is forgotten when they are answered, also on disk.
         """
         check_name(stream)
         self._check_images(images)
         came = time.perf_counter()
         with self._news:
             self._check_open()
-            request = Request(stream, images.detach(), Future(), came, client)
+            request = Request(stream, images.detach(), Future(), came, client, starts, ends)
             self._streams.reserve(stream, request, admit)
             try:
                 gone = self._queue.put(request)
@@ -354,7 +358,7 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         try:
             begun = time.perf_counter()
             predictions = self._network.predict(
-                [(each.stream, self._streams.get(each.stream), each.images) for each in requests]
+                [(each.stream, self._record_for(each), each.images) for each in requests]
             )
         except BaseException as error:
             if len(requests) > 1:
@@ -371,7 +375,18 @@ class StreamPool(AbstractContextManager["StreamPool"]):
             self._streams.put(request.stream, record, image)
             # The observer first: a caller who has an answer finds it counted.
             self._tell(self._observer.answered, answer, time.perf_counter() - request.came)
-            request.answer.set_result(answer)
+            try:
+                if request.ends:
+                    with suppress(errors.UnknownStreamError):  # dropped while it waited
+                        self._streams.drop(request.stream)
+            except errors.TtapcaError as error:
+                request.answer.set_exception(error)
+            else:
+                request.answer.set_result(answer)
+
+    def _record_for(self, request: Request) -> StreamRecord:
+        record = self._streams.get(request.stream)
+        return self._network.new_record(record.mode) if request.starts else record
 
     def _tell(self, notice: Callable[..., None], *facts: object) -> None:
         """Tell the observer; the threads of the pool outlive an error in it."""

@@ -74,6 +74,8 @@ class Request:
     answer: Future[Answer]
     came: float  # by `time.perf_counter`
     client: Client = field(default_factory=Client)
+    starts: bool = False  # whether its stream begins anew
+    ends: bool = False  # whether its stream is forgotten then
 
 
 class RequestQueue:

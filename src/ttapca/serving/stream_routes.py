@@ -14,7 +14,7 @@ from ttapca.errors import DamagedStreamError, UnknownStreamError
 from ttapca.serving import api_models as api
 from ttapca.serving.api_models import BINARY, BYTES, JSON, WITH_BODY, refusals
 from ttapca.serving.http_errors import HttpError
-from ttapca.serving.service import Service, service_of
+from ttapca.serving.service import Asked, Service, service_of
 from ttapca.serving.stream_record import LONGEST_NAME, NAME_PATTERN, Mode, StreamStatus
 from ttapca.serving.tokens import Right, Token
 from ttapca.support.parsing import parse_json
@@ -56,7 +56,9 @@ async def predict(request: Request, stream: StreamName) -> Response:
     kind = request.headers.get("content-type", "")
     async with service.body(request, token, name) as body:
         service.pool.check_admission(name, token.check_quota)
-        answer = await service.answer(token, name, kind, body)
+        answer = await service.answer(
+            token, body, lambda content: Asked(name, service.decoder.open(kind, content))
+        )
     request.state.record.images = len(answer.logits)
     facts = api.answer_facts(answer, token, service.facts.classes)
     return _json(api.json_bytes(facts))  # takes less time than another thread would
