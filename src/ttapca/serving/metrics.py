@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ttapca.errors import StorageError, UnknownStreamError
@@ -31,24 +31,34 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-# Series of a stream: attributes of its status, and what they mean.
+# Series of a stream, after `ttapca_stream_`: an attribute of its status, and what it means.
 STREAM_SERIES = {
-    "health.shift": "How surely images have shifted, 0 to 1",
-    "health.shifted": "1 while the alarm is on",
-    "health.ordered": "How surely classes stay for a while, so that the order of images is used, "
-    "0 to 1",
-    "health.skew": "How surely classes are not those of the source, 0 to 1",
-    "adapting": "1 while the adapted network answers, which streams in the mode auto choose",
-    "switches": "How often a stream in the mode auto has chosen the other network",
-    "harmful": "1 while a stream in the mode auto is not adapted to since that seems to do harm",
-    "adapted_share": "Share of images that were answered with a filter that changed them",
-    "disagreement": "Share of images in shadow, or auto, that have another class when adapted",
-    "health.expected_error": "Estimated share of wrong predictions of the adapted network",
-    "health.expected_error_untouched": "The same of the untouched network, in shadow and auto",
-    "health.skipped": "Requests that led to NaN or infinity and changed nothing",
-    "health.implausible": "Images that no shift explains, and that were answered by the network as "
-    "it is",
-    "health.images": "Images seen",
+    "shift": ("health.shift", "How surely images have shifted, 0 to 1"),
+    "shifted": ("health.shifted", "1 while the alarm is on"),
+    "ordered": ("health.ordered", "How surely the order of images tells of classes, 0 to 1"),
+    "skew": ("health.skew", "How surely classes are not those of the source, 0 to 1"),
+    "adapting": ("adapting", "1 while the adapted network answers, which the mode auto chooses"),
+    "switches_total": ("switches", "How often the mode auto has chosen the other network"),
+    "harmful": ("harmful", "1 while the mode auto does not adapt since that seems to do harm"),
+    "adapted_ratio": ("adapted_share", "Share of images that the filter changed and answered"),
+    "disagreement_ratio": (
+        "disagreement",
+        "Share of images in shadow, or auto, that have another class when adapted",
+    ),
+    "expected_error_ratio": (
+        "health.expected_error",
+        "Estimated share of wrong predictions of the adapted network",
+    ),
+    "expected_error_untouched_ratio": (
+        "health.expected_error_untouched",
+        "The same of the untouched network, in shadow and auto",
+    ),
+    "skipped_requests_total": ("health.skipped", "Requests of NaN or infinity, without effect"),
+    "implausible_images_total": (
+        "health.implausible",
+        "Images that no shift explains, and that were answered by the network as it is",
+    ),
+    "images_total": ("health.images", "Images seen"),
 }
 
 
@@ -78,17 +88,26 @@ class StreamSeries(Collector):
         for stream in last:
             with suppress(UnknownStreamError, StorageError):  # deleted, or out of reach
                 found[stream] = self.pool.status(stream)
-        for path, words in STREAM_SERIES.items():
-            name = path.removeprefix("health.")
-            family = GaugeMetricFamily(f"ttapca_stream_{name}", words, labels=("stream",))
-            for stream, status in found.items():
-                number = attrgetter(path)(status)
-                if name == "shifted" or number is not None:
-                    family.add_metric((stream,), float(number or 0))
-            if name == "shifted":
-                others = set(self.pool.names(shifted=True)).difference(found)
-                family.add_metric((REST,), len(others))
-            yield family
+        shifted = set(self.pool.names(shifted=True)).difference(found)
+        for name, (path, words) in STREAM_SERIES.items():
+            for new, told in self._names(name, path, words):
+                kind = CounterMetricFamily if new.endswith("_total") else GaugeMetricFamily
+                family = kind(new, told, labels=("stream",))
+                for stream, status in found.items():
+                    number = attrgetter(path)(status)
+                    if name == "shifted" or number is not None:
+                        family.add_metric((stream,), float(number or 0))
+                if name == "shifted":
+                    family.add_metric((REST,), len(shifted))
+                yield family
+
+    @staticmethod
+    def _names(name: str, path: str, words: str) -> Iterator[tuple[str, str]]:
+        """Yield the name of a series, and the one that it had up to 0.1, which 0.3 drops."""
+        new, old = f"ttapca_stream_{name}", f"ttapca_stream_{path.removeprefix('health.')}"
+        yield new, words
+        if old != new:
+            yield old, f"Deprecated, and gone in 0.3: it is called {new}"
 
 
 class Metrics(PoolObserver):
