@@ -27,6 +27,7 @@ from ttapca.cli import (
     train,
     tune,
 )
+from ttapca.cli.configuration import Configured
 from ttapca.cli.console import on_the_command_line
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -76,6 +77,9 @@ class _PlainSwitches:
 class _Command(_PlainSwitches, TyperCommand): ...
 
 
+class _Service(Configured, _Command): ...
+
+
 class _Group(_PlainSwitches, TyperGroup): ...
 
 
@@ -112,7 +116,7 @@ data_app = typer.Typer(
 )
 for tree, commands in ((app, COMMANDS), (data_app, DATA_COMMANDS)):
     for name, command in commands.items():
-        tree.command(name, cls=_Command)(_flat(command))
+        tree.command(name, cls=_Service if name == "serve" else _Command)(_flat(command))
 app.add_typer(data_app, cls=_Group)
 
 

@@ -17,6 +17,7 @@ from typer import Option
 
 from ttapca import __version__
 from ttapca.cli import arguments
+from ttapca.cli.configuration import ConfigFile
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.datasets.pictures import PictureSize
 from ttapca.errors import DataNotFoundError, OptionError
@@ -84,6 +85,10 @@ def serve(
     shorter_side: arguments.ShorterSide = None,
     folder: arguments.DataFolder = None,
     log_json: Annotated[bool, Option("--log-json", help="Log in JSON.")] = False,
+    config: ConfigFile = None,
+    check: Annotated[
+        bool, Option("--check", help="Try everything that is named, and serve nothing.")
+    ] = False,
     *,
     limits: LimitOptions,
 ) -> None:
@@ -92,6 +97,7 @@ def serve(
     Without --filter, packaged networks get the one that ships, or one that is fitted and kept.
     Ctrl-C or SIGTERM: what runs is answered, streams are saved, and the service ends.
     """
+    del config  # its callback has read it
     import ttapca
     from ttapca._checks import Maybe, OneOf, check_option
     from ttapca.adaptation.chain_passes import Order
@@ -135,8 +141,9 @@ def serve(
         # These end last: no reader of the log may delay saving, or cut it short.
         open_files.enter_context(signals_put_back())
         open_files.enter_context(logging_to(sys.stderr, as_json=log_json))
-        listening = open_files.enter_context(listen(host, port))
-        store = None if state is None else open_files.enter_context(StreamStore(state))
+        listening = None if check else open_files.enter_context(listen(host, port))
+        kept = None if state is None or (check and not state.exists()) else StreamStore(state)
+        store = None if kept is None else open_files.enter_context(kept)
         pool = StreamPool(
             model,
             fitted,
@@ -155,13 +162,17 @@ def serve(
             pool, facts, tokens=known, limits=request_limits, metrics=measured, size=size
         )
         names = ", ".join(token.name for token in known.all)
+        if listening is None:
+            pool.try_out()
+            service.close()
+        place = "all is well" if listening is None else url_of(listening)
         typer.echo(
-            f"{url_of(listening)}  serves {facts.model} with a filter at {facts.filter}\n"
+            f"{place}  serves {facts.model} with a filter at {facts.filter}\n"
             f"  streams  {len(pool.names()):,}, "
             f"{f'kept in {state}' if state else 'not kept: --state FILE keeps them'}\n"
             f"  access   {f'with the tokens of {names}' if names else 'from this machine'}"
         )
-        ended_by = run(service, listening)
+        ended_by = None if listening is None else run(service, listening)
     if ended_by == signal.SIGINT:
         raise KeyboardInterrupt
 

@@ -191,6 +191,17 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         """Calibrate for every number of images that a stream can have: it takes about a second."""
         self._network.warm_up(self.limits.max_images)
 
+    def try_out(self) -> None:
+        """Predict a grey image that belongs to no stream, or raise an error that says why not."""
+        grey = torch.full((1, *self.input_shape), 0.5)
+        new = ("trial", self._network.new_record(self.mode), grey)
+        try:
+            self._between_passes(lambda: self._network.predict([new]))
+        except RuntimeError as error:
+            raise errors.ShapeError(
+                f"The network must take images of shape {self.input_shape}; it does not: {error}"
+            ) from error
+
     def _check_open(self) -> None:
         if self._queue.closing:
             raise errors.PoolClosedError("This pool was closed, and takes no more requests.")
