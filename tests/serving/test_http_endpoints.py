@@ -264,10 +264,10 @@ def test_a_request_has_an_id(client: Client) -> None:
 
 
 def test_logits_that_are_not_finite_are_null() -> None:
-    status = StreamStatus(
-        Health("a", 1, 1, size=float("inf")), "on", (float("nan"),), 1, 0.0, None, None, None, 1
-    )
-    glance = StreamGlance("a", "on", 1, 1, 1, 0.0, False, 0.0, None, None, None, 1)
+    counts: dict[str, Any] = {"mode": "on", "requests": 1, "adapted_share": 0.0}
+    counts |= dict.fromkeys(("disagreement", "shifted_since", "last_seen"))
+    status = StreamStatus(Health("a", 1, 1, size=float("inf")), (float("nan"),), **counts)
+    glance = StreamGlance("a", 1, 1, 0.0, False, **counts)
     logits = torch.tensor([[torch.nan, 1.0]])
     answer = Answer(logits, "multiclass", False, None, glance, lambda: status)
     found = json.loads(json_bytes(answer_facts(answer, ANYBODY, ())))

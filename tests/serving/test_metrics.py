@@ -86,7 +86,16 @@ def collected(
         def status(self, name: str) -> StreamStatus:
             if name not in told:
                 raise UnknownStreamError("gone")
-            return StreamStatus(told[name], "on", (), 1, 0.5, None, None, None)
+            return StreamStatus(
+                told[name],
+                (),
+                mode="on",
+                requests=1,
+                adapted_share=0.5,
+                disagreement=None,
+                shifted_since=None,
+                last_seen=None,
+            )
 
     on, streams = sorted(shifted), StreamSeries()
     streams.pool = cast(Any, Pool())

@@ -648,7 +648,7 @@ def test_pictures_show_what_the_filter_did(pool: StreamPool) -> None:
 
 def test_a_trial_belongs_to_no_stream() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))
-    fitted = ttapca.fit(model, "0", torch.rand(100, 1, 8, 8))
+    fitted = ttapca.fit(model, "0", torch.rand(100, 1, 8, 8), route="dct")
     with StreamPool(model, fitted) as pool:
         pool.try_out()
         assert pool.names() == []

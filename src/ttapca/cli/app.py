@@ -28,7 +28,7 @@ from ttapca.cli import (
     tune,
 )
 from ttapca.cli.configuration import Configured
-from ttapca.cli.console import on_the_command_line
+from ttapca.cli.console import HELP, on_the_command_line
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -63,24 +63,27 @@ COMMANDS: dict[str, Callable[..., None]] = {
 DATA_COMMANDS: dict[str, Callable[..., None]] = {"get": data.get, "list": data.list_}
 
 
-class _PlainSwitches:
-    """Help in which a switch has no type: `--json` instead of `--json <bool>`."""
+class _Worded:
+    """Help with the words of `words.toml`; a switch has no type there, as `--json <bool>` would."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        words = HELP["all"] | HELP.get(ctx.command.name, {})
         for parameter in found:
+            if not getattr(parameter, "help", None):
+                parameter.help = words.get(parameter.name)
             if getattr(parameter, "is_flag", False) and parameter.metavar is None:
                 parameter.metavar = ""
         return found
 
 
-class _Command(_PlainSwitches, TyperCommand): ...
+class _Command(_Worded, TyperCommand): ...
 
 
 class _Service(Configured, _Command): ...
 
 
-class _Group(_PlainSwitches, TyperGroup): ...
+class _Group(_Worded, TyperGroup): ...
 
 
 def _flat(command: Callable[..., None]) -> Callable[..., None]:

@@ -168,6 +168,7 @@ def plain_table(*headings: str) -> Table:
 
 
 WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
+HELP: dict[str, dict[str, str]] = WORDS["help"]  # by command and parameter
 QUOTE = '"'
 ARGUMENT = re.compile(r"`(\w+)=([^`]*)`|\b(n_components|size)=(\d+)")
 

@@ -29,12 +29,10 @@ from ttapca.datasets import (
 )
 from ttapca.datasets.sources import FROST_PACKAGE
 
-CACHE = "Folder (default: $TTAPCA_HOME, else $XDG_CACHE_HOME/ttapca, else ~/.cache/ttapca)."
 TO_FETCH = (*DATA_SETS, FROST)
 NAMES = f"Any of: {', '.join(TO_FETCH)}."
 MISSING = "not there; get it with: ttapca data get"
 
-DATASET = "cifar10, cifar100, or the path of an .npz file or of a folder."
 CORRUPTIONS = "Names, all, standard (15), extra (4)."
 
 
@@ -42,7 +40,7 @@ def get(
     names: Annotated[
         list[str], Argument(metavar="NAME", help=NAMES, autocompletion=lambda: TO_FETCH)
     ],
-    to: Annotated[Path | None, Option(metavar="DIR", help=CACHE)] = None,
+    to: Annotated[Path | None, Option(metavar="DIR")] = None,
 ) -> None:
     """Download and verify data sets; an interrupted download is continued."""
     root = (to or arguments.cache_root()).absolute()
@@ -100,17 +98,15 @@ def _megabytes(size: int) -> str:
 
 
 def corrupt(
-    to: Annotated[Path, Option(metavar="DIR", help="Folder for the .npy files.")],
-    dataset: Annotated[str, Argument(help=DATASET, autocompletion=arguments.data_sets)] = "cifar10",
-    corruptions: Annotated[
-        str, Option(help=CORRUPTIONS, autocompletion=arguments.COMPLETE_CORRUPTIONS)
-    ] = "all",
-    severities: Annotated[str, Option(help="Such as 1-5, or 1,3,5.")] = "1-5",
+    to: Annotated[Path, Option(metavar="DIR")],
+    dataset: Annotated[str, Argument(autocompletion=arguments.data_sets)] = "cifar10",
+    corruptions: Annotated[str, Option(autocompletion=arguments.COMPLETE_CORRUPTIONS)] = "all",
+    severities: str = "1-5",
     table: arguments.TableOption = None,
-    seed: Annotated[int, Option(help="The same seed gives the same bytes.")] = 0,
+    seed: int = 0,
     size: arguments.ImageSize = None,
     shorter_side: arguments.ShorterSide = None,
-    jobs: Annotated[int | None, Option(min=1, help="Processes (default: one per core).")] = None,
+    jobs: Annotated[int | None, Option(min=1)] = None,
     limit: arguments.LimitOption = None,
 ) -> None:
     """Corrupt a data set into the layout of CIFAR-10-C.

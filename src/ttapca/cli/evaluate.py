@@ -27,23 +27,13 @@ TOO_LONG = ("error_stream", "entropy_stream")  # to be printed
 def evaluate(
     images: arguments.ImageOptions,
     network: arguments.NetworkOptions,
-    method: Annotated[
-        str, Option(help="A name from `ttapca methods`.", autocompletion=arguments.method_names)
-    ] = "source",
+    method: Annotated[str, Option(autocompletion=arguments.method_names)] = "source",
     filter: arguments.FilterOption = None,
-    forgetting: Annotated[
-        str, Option(help="episodic (after each batch), online or continual.")
-    ] = "episodic",
-    batch_size: Annotated[int, Option(min=1, help="Images per batch.")] = paper.BATCH_SIZE,
-    corruption: Annotated[
-        str | None,
-        Option(help="For CIFAR-C: which corruption.", autocompletion=arguments.corruption_names),
-    ] = None,
-    severity: Annotated[int | None, Option(min=1, max=5, help="For CIFAR-C: 1 to 5.")] = None,
-    option: Annotated[
-        list[str] | None,
-        Option(metavar="NAME=VALUE", help="An option of the method; may be repeated."),
-    ] = None,
+    forgetting: str = "episodic",
+    batch_size: Annotated[int, Option(min=1)] = paper.BATCH_SIZE,
+    corruption: Annotated[str | None, Option(autocompletion=arguments.corruption_names)] = None,
+    severity: Annotated[int | None, Option(min=1, max=5)] = None,
+    option: Annotated[list[str] | None, Option(metavar="NAME=VALUE")] = None,
     outputs: arguments.OutputsOption = None,
     as_json: arguments.AsJson = False,
 ) -> None:

@@ -25,36 +25,19 @@ BATCH_NUMBERS = 2**23  # pixels times channels that are read at once, of large i
 
 
 def fit(
-    to: Annotated[Path, Option(metavar="DIR", help="Folder for the filter.")],
+    to: Annotated[Path, Option(metavar="DIR")],
     images: arguments.ImageOptions,
     network: arguments.NetworkOptions,
     layer: arguments.LayerOption = None,
-    components: Annotated[
-        int | None,
-        Option(min=1, help="How many (default: 2,000, or as many as there are; all cosines)."),
-    ] = None,
+    components: Annotated[int | None, Option(min=1)] = None,
     route: arguments.RouteOption = "auto",
-    outputs: Annotated[
-        str | None,
-        Option(
-            metavar="KIND", help=f"{arguments.OUTPUTS} or regression (default: by their shape)."
-        ),
-    ] = None,
-    held_out: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="So many labelled samples, drawn from the test part, say how sure the network "
-            "may be, so that `health` tells how often it is wrong.",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None, Option(min=1, help="Images read at once (default: 250, fewer if large).")
-    ] = None,
+    outputs: Annotated[str | None, Option(metavar="KIND")] = None,
+    held_out: Annotated[int | None, Option(min=1)] = None,
+    batch_size: Annotated[int | None, Option(min=1)] = None,
     jobs: arguments.Jobs = None,
     engine: arguments.EngineOption = None,
-    dtype: Annotated[str, Option(help="float64, float32, bfloat16 or float16.")] = "float32",
-    force: Annotated[bool, Option("--force", help="Replace an existing filter.")] = False,
+    dtype: str = "float32",
+    force: Annotated[bool, Option("--force")] = False,
     as_json: arguments.AsJson = False,
 ) -> None:
     """Fit a spectral filter on the training images of a data set, and save it to a folder.

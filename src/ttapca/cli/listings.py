@@ -23,13 +23,12 @@ NEEDS = {"model": "the model", "data": "source data, unlabelled", "training": "i
 INDENT = "    "
 WIDEST = 100  # characters; longer lines are hard to read
 TABLE_WIDTH = 140  # if the output is no terminal
-COMPONENTS = "Components of the filter whose cost is shown (default: 2,000; all cosines)."
 
 
 def layers(
     options: arguments.ModelOptions,
     input_shape: arguments.InputShape = None,
-    components: Annotated[int | None, Option(min=1, help=COMPONENTS)] = None,
+    components: Annotated[int | None, Option(min=1)] = None,
     as_json: arguments.AsJson = False,
 ) -> None:
     """List the layers of a network, what a filter costs at each, and which to choose.

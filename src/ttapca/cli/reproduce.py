@@ -32,15 +32,8 @@ HEADINGS = (
 
 
 def demo(
-    to: Annotated[
-        Path | None,
-        Option(
-            metavar="DIR", help="Folder for results and report (default: ttapca-demo[-digits])."
-        ),
-    ] = None,
-    digits: Annotated[
-        bool, Option("--digits", help="Handwritten digits instead of photographs.")
-    ] = False,
+    to: Annotated[Path | None, Option(metavar="DIR")] = None,
+    digits: Annotated[bool, Option("--digits")] = False,
 ) -> None:
     """Corrupt 500 photographs in fifteen ways, and let six methods repair a small network.
 
@@ -97,14 +90,10 @@ def _photographs(to: Path) -> None:
 def reproduce(
     data: arguments.DataArgument,
     network: arguments.NetworkOptions,
-    to: Annotated[
-        Path | None, Option(metavar="DIR", help="Folder for results (default: ttapca-DATA).")
-    ] = None,
+    to: Annotated[Path | None, Option(metavar="DIR")] = None,
     quick: Annotated[bool, Option("--quick", help=f"Use {QUICK_IMAGES:,} test images.")] = False,
     methods: arguments.MethodList = None,
-    corrupted: Annotated[
-        Path | None, Option(metavar="DIR", help="A folder of CIFAR-C (default: found, else made).")
-    ] = None,
+    corrupted: Annotated[Path | None, Option(metavar="DIR")] = None,
     folder: arguments.DataFolder = None,
     jobs: arguments.Jobs = None,
     engine: arguments.EngineOption = None,

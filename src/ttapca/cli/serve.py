@@ -32,30 +32,22 @@ if TYPE_CHECKING:
 
 SAVED_EVERY = 10.0  # seconds
 KEPT_FILTERS = "filters"  # a folder beside the data sets
-ORDERS = "auto (learnt from the predictions), shuffled (none) or video (surely one)."
-MODES = "on, auto (while it helps), shadow (answers unchanged, counts what would change) or off."
 
 
 @dataclass(kw_only=True)
 class LimitOptions:
     """Limits of the service; None for the library's own, which the help names in brackets."""
 
-    max_batch: Annotated[int | None, Option(min=1, help="Images of a pass (64).")] = None
-    max_wait: Annotated[
-        float | None, Option(min=0, help="Seconds a pass waits for other streams (0.002).")
-    ] = None
-    max_queue: Annotated[int | None, Option(min=1, help="Images that wait (1,024).")] = None
-    max_streams: Annotated[int | None, Option(min=1, help="Streams in all (100,000).")] = None
-    max_resident: Annotated[int | None, Option(min=1, help="Streams in memory (2,000).")] = None
-    max_memory: Annotated[
-        int | None, Option(min=1, help="Bytes of the streams in memory (1 GiB).")
-    ] = None
-    max_images: Annotated[int | None, Option(min=1, help="Images of a request (256).")] = None
-    max_body: Annotated[int | None, Option(min=1, help="Bytes of a request (16 MiB).")] = None
-    max_pixels: Annotated[
-        int | None, Option(min=1, help="Pixels of a request's pictures (50 million).")
-    ] = None
-    timeout: Annotated[float | None, Option(help="Seconds until an answer (30).")] = None
+    max_batch: Annotated[int | None, Option(min=1)] = None
+    max_wait: Annotated[float | None, Option(min=0)] = None
+    max_queue: Annotated[int | None, Option(min=1)] = None
+    max_streams: Annotated[int | None, Option(min=1)] = None
+    max_resident: Annotated[int | None, Option(min=1)] = None
+    max_memory: Annotated[int | None, Option(min=1)] = None
+    max_images: Annotated[int | None, Option(min=1)] = None
+    max_body: Annotated[int | None, Option(min=1)] = None
+    max_pixels: Annotated[int | None, Option(min=1)] = None
+    timeout: float | None = None
 
     def of(self, limits: type[Any]) -> Any:
         """Return limits of one kind, `PoolLimits` or `RequestLimits`, with the given values."""
@@ -67,28 +59,20 @@ class LimitOptions:
 def serve(
     network: arguments.NetworkOptions,
     filter: arguments.FilterOption = None,
-    host: Annotated[
-        str, Option(help="Address to listen at; other than this machine's needs --tokens.")
-    ] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
-    tokens: Annotated[
-        Path | None, Option(metavar="FILE", help="Who may do what, in TOML: docs/production.md.")
-    ] = None,
-    state: Annotated[
-        Path | None, Option(metavar="FILE", help="Where streams are kept (default: nowhere).")
-    ] = None,
-    save_every: Annotated[float, Option(help="Seconds between savings.")] = SAVED_EVERY,
-    mode: Annotated[str, Option(help=f"Of new streams: {MODES}")] = "on",
-    order: Annotated[str | None, Option(help=f"How images of a stream come: {ORDERS}")] = None,
+    host: str = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535)] = 8000,
+    tokens: Annotated[Path | None, Option(metavar="FILE")] = None,
+    state: Annotated[Path | None, Option(metavar="FILE")] = None,
+    save_every: float = SAVED_EVERY,
+    mode: str = "on",
+    order: str | None = None,
     outputs: arguments.OutputsOption = None,
     input_shape: arguments.InputShape = None,
     shorter_side: arguments.ShorterSide = None,
     folder: arguments.DataFolder = None,
-    log_json: Annotated[bool, Option("--log-json", help="Log in JSON.")] = False,
+    log_json: Annotated[bool, Option("--log-json")] = False,
     config: ConfigFile = None,
-    check: Annotated[
-        bool, Option("--check", help="Try everything that is named, and serve nothing.")
-    ] = False,
+    check: Annotated[bool, Option("--check")] = False,
     *,
     limits: LimitOptions,
 ) -> None:
@@ -273,16 +257,11 @@ def stated_names(source: NetworkSource, model: nn.Module) -> tuple[str, ...]:
 
 def export_onnx(
     network: arguments.NetworkOptions,
-    filter: Annotated[
-        Path,
-        Option(metavar="DIR", exists=True, file_okay=False, help="A filter from `ttapca fit`."),
-    ],
-    to: Annotated[Path, Option(metavar="FILE", help="The file to write.")] = Path("adapted.onnx"),
+    filter: Annotated[Path, Option(metavar="DIR", exists=True, file_okay=False)],
+    to: Annotated[Path, Option(metavar="FILE")] = Path("adapted.onnx"),
     input_shape: arguments.InputShape = None,
-    streams: Annotated[
-        int | None, Option(min=1, help="Streams of a batch, to fix them (default: any).")
-    ] = None,
-    images: Annotated[int, Option(min=1, help="Images of each stream in a call.")] = 1,
+    streams: Annotated[int | None, Option(min=1)] = None,
+    images: Annotated[int, Option(min=1)] = 1,
     as_json: arguments.AsJson = False,
 ) -> None:
     """Write a network that adapts as an ONNX file, with the state of streams as in- and outputs.

@@ -30,27 +30,17 @@ if TYPE_CHECKING:
 SHOWN = 20  # trials in the table
 RANGE = re.compile(r"(?P<low>.+?)\.\.(?P<high>.+?)(?P<log>:log)?(?::(?P<points>\d+))?")
 OPTION = "NAME=V,V | NAME=LOW..HIGH[:log][:POINTS]"
-SAMPLER = "grid, random or tpe (default: grid if all values are given)."
 
 
 @dataclass(kw_only=True)
 class SearchOptions:
     """Options for the values that are tried, for the sampler and for the conditions."""
 
-    option: Annotated[
-        list[str] | None,
-        Option(metavar="NAME=VALUES", help="1,2,4 or 1e-4..1e-1:log, with :5 for five points."),
-    ] = None
-    sampler: Annotated[str | None, Option(help=SAMPLER)] = None
-    trials: Annotated[
-        int | None, Option(min=1, help="How many random and tpe try (default: 30).")
-    ] = None
-    clean_weight: Annotated[
-        float, Option(min=0.0, help="Weight of points lost on clean images in the score.")
-    ] = 0.0
-    conditions: Annotated[
-        str | None, Option(metavar="NAME:SEVERITY,...", help="Default: sixteen held-out ones.")
-    ] = None
+    option: Annotated[list[str] | None, Option(metavar="NAME=VALUES")] = None
+    sampler: str | None = None
+    trials: Annotated[int | None, Option(min=1)] = None
+    clean_weight: Annotated[float, Option(min=0.0)] = 0.0
+    conditions: Annotated[str | None, Option(metavar="NAME:SEVERITY,...")] = None
 
     def tuning(self, method: str, session: benchmark.Benchmark, seed: int) -> benchmark.Tuning:
         """Return the search for the best options of a method."""
@@ -72,26 +62,19 @@ def tune(
     network: arguments.NetworkOptions,
     searching: SearchOptions,
     method: Annotated[
-        str | None,
-        Argument(
-            metavar="METHOD",
-            help="As `ttapca methods` lists it.",
-            autocompletion=arguments.method_names,
-        ),
+        str | None, Argument(metavar="METHOD", autocompletion=arguments.method_names)
     ] = None,
     data: arguments.DataOption = None,
     settings: arguments.Settings = "online",
     batch_sizes: arguments.BatchSizes = str(paper.BATCH_SIZE),
-    images: Annotated[int, Option(min=1, help="Training images, the last ones.")] = 500,
-    seed: Annotated[int, Option(min=0, help="Of the sampler, and of the images' order.")] = 0,
+    images: Annotated[int, Option(min=1)] = 500,
+    seed: Annotated[int, Option(min=0)] = 0,
     components: arguments.Components = None,
     layer: arguments.LayerOption = None,
     route: arguments.RouteOption = None,
     outputs: arguments.OutputsOption = None,
     filter: arguments.FilterOption = None,
-    split: Annotated[
-        str, Option(help="train; or test, for data without images for training.")
-    ] = "train",
+    split: str = "train",
     to: arguments.ResultsFile = Path("tuning.sqlite"),
     retry_failed: arguments.RetryFailed = False,
     jobs: arguments.Jobs = None,

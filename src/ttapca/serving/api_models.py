@@ -171,10 +171,7 @@ _FORM = {"type": "object", "required": ["images"], "properties": {"images": _FIL
 IMAGES_BODY = {
     "requestBody": {
         "required": True,
-        "content": {
-            FORM: {"schema": _FORM},
-            **dict.fromkeys((*PICTURE_TYPES, NPY), BINARY),
-        },
+        "content": {FORM: {"schema": _FORM}, **dict.fromkeys((*PICTURE_TYPES, NPY), BINARY)},
     }
 }
 _MODE = {

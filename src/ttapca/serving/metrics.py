@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import tomllib
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -31,35 +33,10 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-# Series of a stream, after `ttapca_stream_`: an attribute of its status, and what it means.
-STREAM_SERIES = {
-    "shift": ("health.shift", "How surely images have shifted, 0 to 1"),
-    "shifted": ("health.shifted", "1 while the alarm is on"),
-    "ordered": ("health.ordered", "How surely the order of images tells of classes, 0 to 1"),
-    "skew": ("health.skew", "How surely classes are not those of the source, 0 to 1"),
-    "adapting": ("adapting", "1 while the adapted network answers, which the mode auto chooses"),
-    "switches_total": ("switches", "How often the mode auto has chosen the other network"),
-    "harmful": ("harmful", "1 while the mode auto does not adapt since that seems to do harm"),
-    "adapted_ratio": ("adapted_share", "Share of images that the filter changed and answered"),
-    "disagreement_ratio": (
-        "disagreement",
-        "Share of images in shadow, or auto, that have another class when adapted",
-    ),
-    "expected_error_ratio": (
-        "health.expected_error",
-        "Estimated share of wrong predictions of the adapted network",
-    ),
-    "expected_error_untouched_ratio": (
-        "health.expected_error_untouched",
-        "The same of the untouched network, in shadow and auto",
-    ),
-    "skipped_requests_total": ("health.skipped", "Requests of NaN or infinity, without effect"),
-    "implausible_images_total": (
-        "health.implausible",
-        "Images that no shift explains, and that were answered by the network as it is",
-    ),
-    "images_total": ("health.images", "Images seen"),
-}
+# By name, after `ttapca_stream_`: an attribute of a stream's status, and what it means.
+STREAM_SERIES: dict[str, list[str]] = tomllib.loads(
+    Path(__file__).with_name("stream_series.toml").read_text("utf-8")
+)
 
 
 class StreamSeries(Collector):
