@@ -194,7 +194,7 @@ def test_memory_that_is_not_there(
     told = command(f"fit {network} --components 8 --to f", 1).err
     assert f"error: Fitting at `1` needs more memory than there is: {said}" in told
     assert told.endswith("ask for fewer components, or a smaller --batch-size.\n")
-    monkeypatch.setattr("ttapca.cli.arguments.load", refusing(error))
+    monkeypatch.setattr("ttapca.datasets.load", refusing(error))
     told = command(f"eval {network}", 1).err
     assert told.startswith(f"error: This needs more memory than there is: {said}")
     assert "Use fewer or smaller images" in told

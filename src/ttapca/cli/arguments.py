@@ -19,22 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
-from ttapca import benchmark, networks
-from ttapca.benchmark.rows import SETTINGS
+from ttapca import benchmark, datasets, networks
 from ttapca.cli.console import ConsoleReporter
-from ttapca.datasets import (
-    CIFAR10_500,
-    DATA_SETS,
-    DIGITS,
-    Choice,
-    Images,
-    Order,
-    Shards,
-    Split,
-    choose,
-    load,
-    open_shards,
-)
 from ttapca.engines import Engine, engine_of
 from ttapca.errors import OptionError
 
@@ -68,12 +54,12 @@ def network_names() -> list[str]:
     """Return the names of networks that come with the package, and of the one of the demo."""
     weights = files("ttapca").joinpath("networks", "weights").iterdir()
     names = (each.name for each in weights)
-    return sorted({DIGITS, *(name[:-5] for name in names if name.endswith(".json"))})
+    return sorted({datasets.DIGITS, *(name[:-5] for name in names if name.endswith(".json"))})
 
 
 def data_sets() -> tuple[str, ...]:
     """Return the names of data sets that can be read."""
-    return (DIGITS, CIFAR10_500, *DATA_SETS)
+    return (datasets.DIGITS, datasets.CIFAR10_500, *datasets.DATA_SETS)
 
 
 def corruption_names() -> Iterable[str]:
@@ -105,7 +91,7 @@ ResultsFile = Annotated[Path, Option(metavar="FILE")]
 RetryFailed = Annotated[bool, Option("--retry-failed")]
 AsJson = Annotated[bool, Option("--json")]
 InputShape = Annotated[str | None, Option("--input", metavar="CxHxW")]
-Settings = Annotated[str | None, Option(help=", ".join(SETTINGS))]
+Settings = Annotated[str | None, Option()]
 MethodList = Annotated[str | None, Option(autocompletion=COMPLETE_METHODS)]
 BatchSizes = Annotated[str | None, Option()]
 Components = Annotated[str | None, Option()]
@@ -185,14 +171,16 @@ class ImageOptions:
     order: str = "auto"
     seed: Annotated[int, Option(min=0)] = 0
 
-    def read(self, split: Split, **options: Any) -> tuple[Images, Choice]:
+    def read(
+        self, split: datasets.Split, **options: Any
+    ) -> tuple[datasets.Images, datasets.Choice]:
         """Return the images of a split, and the choice of them that was asked for."""
         sizes = {"size": self.size, "shorter_side": self.shorter_side}
         images = read_images(self.data, split, self.folder, **sizes, **options)
-        order = cast(Order, self.order)
-        return images, choose(images.labels, self.limit, order=order, seed=self.seed)
+        order = cast(datasets.Order, self.order)
+        return images, datasets.choose(images.labels, self.limit, order=order, seed=self.seed)
 
-    def shards(self) -> Shards:
+    def shards(self) -> datasets.Shards:
         """Return the shards that DATA names, all of their images in stored order."""
         given = {
             "--in": self.folder is not None,
@@ -207,7 +195,7 @@ class ImageOptions:
         )
         with ConsoleReporter() as reporter:
             reporter.advance(f"counting the images of {self.data}", 0, None)
-            return open_shards(self.data, size=self.size, shorter_side=self.shorter_side)
+            return datasets.open_shards(self.data, size=self.size, shorter_side=self.shorter_side)
 
 
 def cache_root() -> Path:
@@ -217,11 +205,13 @@ def cache_root() -> Path:
     return Path(home).expanduser().absolute()
 
 
-def read_images(data: str, split: Split, folder: Path | None, **options: Any) -> Images:
+def read_images(
+    data: str, split: datasets.Split, folder: Path | None, **options: Any
+) -> datasets.Images:
     """Return labelled images by path, or by name from the cache or the given folder."""
     with ConsoleReporter() as reporter:
         reporter.advance(f"reading {data}", 0, None)
-        return load(data, split, root=folder or cache_root(), **options)
+        return datasets.load(data, split, root=folder or cache_root(), **options)
 
 
 def engine(jobs: int | None, words: str | None) -> Engine:

@@ -76,12 +76,7 @@ def bench(
     shorter_side: arguments.ShorterSide = None,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Compare methods x corruptions x settings on one network; an interrupted run is continued.
-
-    Several values of an option are separated by commas. The defaults are those of the paper,
-    with `wiener` beside its methods: fifteen corruptions at severity 5, episodic and online,
-    batches of 200, one step, 2,000 components.
-    """
+    """Compare methods x corruptions x settings on one network; an interrupted run is continued."""
     from ttapca.benchmark.comparisons import comparisons
     from ttapca.benchmark.plan import plan_of, preset_file, read_values
     from ttapca.benchmark.session import Benchmark
@@ -136,8 +131,7 @@ def refuse_without_effect(plan: Plan, given: Mapping[str, object]) -> None:
 
     arguments.refuse(
         {"--components": given.get("components") is not None and not plan.needs_filter},
-        "would have no effect: none of the methods has a filter. Leave it out, or name a method "
-        "that has one, such as wiener.",
+        "would have no effect: none of the methods has a filter, as wiener has. Leave it out.",
     )
     arguments.refuse(
         {
@@ -185,7 +179,6 @@ def run_benchmark(
 
 
 def _method_options(words: Sequence[str] | None) -> dict[str, dict[str, Any]]:
-    """Return the options of each method."""
     form = "METHOD.NAME=VALUE, such as tent.lr=0.01"
     table: dict[str, dict[str, Any]] = {}
     for name, text in arguments.method_options(words, form).items():

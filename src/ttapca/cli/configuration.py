@@ -57,13 +57,5 @@ def _read(ctx: Context, path: Path | None) -> Path | None:
 
 
 ConfigFile = Annotated[
-    Path | None,
-    Option(
-        metavar="FILE",
-        exists=True,
-        dir_okay=False,
-        is_eager=True,
-        callback=_read,
-        help=f"Options in TOML; --port is also {PREFIX}PORT in the environment.",
-    ),
+    Path | None, Option(metavar="FILE", exists=True, dir_okay=False, is_eager=True, callback=_read)
 ]

@@ -37,10 +37,7 @@ def evaluate(
     outputs: arguments.OutputsOption = None,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Measure error, calibration and speed on the test images of a data set.
-
-    Without --filter, packaged networks get the one that ships, if any.
-    """
+    """Measure error, calibration and speed on the test images of a data set."""
     import ttapca
     from ttapca.methods.method import registration
     from ttapca.networks.evaluation import predict_all
@@ -59,22 +56,12 @@ def evaluate(
         found = predict_all(adapted, batches, outputs=meaning, progress=progress).evaluation()
     values = dataclasses.asdict(found)
     by_class = dict(zip(test.class_names, values.pop("accuracy_of_class"), strict=True))
-    facts = {
-        "model": source.name,
-        "data": images.data,
-        "corruption": corruption,
-        "severity": severity,
-        "method": method,
-        "setting": forgetting,
-        "batch_size": batch_size,
-        "outputs": outputs,
-        "chosen": str(chosen),
-        **{name: value for name, value in values.items() if name not in TOO_LONG},
-        "accuracy": found.accuracy,
-        "images_per_second": found.images_per_second,
-        "accuracy_of_class": by_class,
-        "parameters_adapted": adapted.n_parameters,
-    }
+    facts: dict[str, Any] = {"model": source.name, "data": images.data, "corruption": corruption}
+    facts |= {"severity": severity, "method": method, "setting": forgetting}
+    facts |= {"batch_size": batch_size, "outputs": outputs, "chosen": str(chosen)}
+    facts |= {name: value for name, value in values.items() if name not in TOO_LONG}
+    facts |= {"accuracy": found.accuracy, "images_per_second": found.images_per_second}
+    facts |= {"accuracy_of_class": by_class, "parameters_adapted": adapted.n_parameters}
     if as_json:
         print_json(facts)
     else:
@@ -82,7 +69,6 @@ def evaluate(
 
 
 def _options(words: list[str] | None) -> dict[str, Any]:
-    """Return the options of the method by name."""
     form = "NAME=VALUE, such as statistics=source"
     options: dict[str, Any] = {}
     for name, text in arguments.method_options(words, form).items():
@@ -90,8 +76,7 @@ def _options(words: list[str] | None) -> dict[str, Any]:
             raise OptionError(f"--option takes {form}; found `{name}={text}`.")
         if name in OWN_OPTIONS:
             raise OptionError(
-                f"--option is for options of the method alone; found `{name}={text}`: give "
-                f"--{name} instead."
+                f"--option is for options of the method; found `{name}={text}`: give --{name}."
             )
         options[name] = arguments.value_of(text)
     return options

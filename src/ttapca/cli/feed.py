@@ -64,11 +64,7 @@ def feed(
     wait: Annotated[str, Option(metavar="TIME")] = "10s",
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Play a data set against a server, as cameras whose images get worse and better again.
-
-    It has the labels, and prints how many answers were right, also after Ctrl-C. A schedule is a
-    list such as "clean 20s, fog:5 20s, clean 20s".
-    """
+    """Play a data set against a server, as cameras whose images get worse and better again."""
     from ttapca.serving.feeding import Feeder, ServerClient, check_fits, parse_seconds
 
     plans = streams.plans(images.seed)
@@ -101,7 +97,6 @@ def feed(
 
 
 def _tell_change(stream: FedStream, told: dict[str, Tally]) -> None:
-    """Write a line when the condition of a stream has changed."""
     name, now = stream.plan.name, stream.current
     before = told.get(name)
     if now is None or before is now:
@@ -119,7 +114,6 @@ def _percent(share: float | None) -> str:
 
 
 def _summarise(streams: list[FedStream], as_json: bool) -> None:
-    """Print how many answers were right, under each condition of each stream."""
     found = [(stream, tally) for stream in streams for tally in list(stream.totals.values())]
     if as_json:
         counts = ("mode", "images", "right", "adapted")

@@ -76,11 +76,7 @@ def serve(
     *,
     limits: LimitOptions,
 ) -> None:
-    """Predict over HTTP, with a stream for each camera, a drift alarm and a live page.
-
-    Without --filter, packaged networks get the one that ships, or one that is fitted and kept.
-    Ctrl-C or SIGTERM: what runs is answered, streams are saved, and the service ends.
-    """
+    """Predict over HTTP, with a stream for each camera, a drift alarm and a live page."""
     del config  # its callback has read it
     import ttapca
     from ttapca._checks import Maybe, OneOf, check_option
@@ -193,7 +189,6 @@ def picture_size(
 
 
 def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> FittedFilter:
-    """Return the filter of a packaged network: one that ships, one that was kept, or a new one."""
     import ttapca
     from ttapca import networks
     from ttapca.benchmark.filters import FIT_BATCH, kept_filter, recommended_layer, usual_fit
@@ -230,7 +225,6 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
 def _class_names(
     source: NetworkSource, model: nn.Module, outputs: EvaluatedKind | None
 ) -> tuple[str, ...]:
-    """Return the names of the classes that come with a network; none if it has other outputs."""
     names = stated_names(source, model)
     count: int | None = getattr(model, "classes", None)  # of outputs
     if count is not None and outputs != "multilabel":
@@ -264,10 +258,7 @@ def export_onnx(
     images: Annotated[int, Option(min=1)] = 1,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Write a network that adapts as an ONNX file, with the state of streams as in- and outputs.
-
-    ONNX Runtime and Triton then carry the state from batch to batch: docs/production.md.
-    """
+    """Write a network that adapts as an ONNX file, with the state of streams as in- and outputs."""
     import ttapca
     from ttapca.serving.onnx_export import AFTER, BEFORE, OPSET
     from ttapca.serving.onnx_export import export_onnx as write

@@ -113,7 +113,6 @@ class NetworkWishes:
         return network, description | {"rotation_split": self.rotation_head}
 
     def _normalisation(self, images: Images) -> networks.Normalisation:
-        """Return the given one, or that of the first weights, or that of the images."""
         from ttapca.networks.checkpoints import describe_weights, stated_normalisation
         from ttapca.networks.network import find_normalisation
 

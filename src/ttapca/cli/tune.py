@@ -84,11 +84,7 @@ def tune(
     shorter_side: arguments.ShorterSide = None,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Choose options of a method on held-out conditions; an interrupted search is continued.
-
-    Options are chosen on training images, under the four extra corruptions at severity 5 and the
-    standard ones at 4. What is reported, severity 5 of the fifteen on test images, is refused.
-    """
+    """Choose options of a method on held-out conditions; an interrupted search is continued."""
     if method is None and network.model_option is not None:  # then the first word is the method
         method, network.model = network.model, None
     if method is None:
@@ -114,16 +110,13 @@ def tune(
         session.reporter = reporter
         tuned = tuning.run(to, engine=found, retry_failed=retry_failed)
     if as_json:
-        facts = {
-            "method": tuned.method,
-            "images": tuned.images,
-            "seed": tuned.seed,
-            "conditions": [f"{name}:{severity}" for name, severity in tuned.conditions],
-            "best": tuned.best and tuned.best.options,
-            "source": _trial_facts(tuned.source),
-            "trials": [_trial_facts(trial) for trial in tuned.trials],
+        facts: dict[str, Any] = {
+            name: getattr(tuned, name) for name in ("method", "images", "seed")
         }
-        print_json(facts)
+        facts["conditions"] = [f"{name}:{severity}" for name, severity in tuned.conditions]
+        facts["best"] = tuned.best and tuned.best.options
+        trials = [_trial_facts(trial) for trial in tuned.trials]
+        print_json(facts | {"source": _trial_facts(tuned.source), "trials": trials})
     else:
         _print(tuned, tuning, to)
     failed = sum(trial.status == "failed" for trial in tuned.trials)
@@ -131,7 +124,6 @@ def tune(
 
 
 def _values(text: str) -> benchmark.Choices | benchmark.Range:
-    """Return the values of an option that may be tried."""
     if (found := RANGE.fullmatch(text)) is None:
         try:
             values = tomllib.loads(f"values = [{text}]")["values"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any, get_args
 
@@ -92,9 +92,6 @@ def picture_url(pixels: Pixels) -> str:
     return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
 
 
-# Describing answers ------------------------------------------------------------------------------
-
-
 class LikelyClass(BaseModel):
     """A class, or a label, and how probable it is; the name is null if classes have no names."""
 
@@ -166,21 +163,17 @@ class OpenError(BaseModel):
     code: str
 
 
+def body(content: Mapping[str, object]) -> dict[str, Any]:
+    """Describe what a request has by type."""
+    return {"requestBody": {"required": True, "content": content}}
+
+
 _FILES = {"type": "array", "items": BINARY["schema"]}
 _FORM = {"type": "object", "required": ["images"], "properties": {"images": _FILES}}
-IMAGES_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {FORM: {"schema": _FORM}, **dict.fromkeys((*PICTURE_TYPES, NPY), BINARY)},
-    }
-}
-_MODE = {
-    "type": "object",
-    "required": ["mode"],
-    "properties": {"mode": {"enum": list(get_args(Mode))}},
-}
-MODE_BODY = {"requestBody": {"required": True, "content": {JSON: {"schema": _MODE}}}}
-STATE_BODY = {"requestBody": {"required": True, "content": {BYTES: BINARY}}}
+IMAGES_BODY = body({FORM: {"schema": _FORM}, **dict.fromkeys((*PICTURE_TYPES, NPY), BINARY)})
+_MODES = {"mode": {"enum": list(get_args(Mode))}}
+MODE_BODY = body({JSON: {"schema": {"type": "object", "required": ["mode"], "properties": _MODES}}})
+STATE_BODY = body({BYTES: BINARY})
 
 ALWAYS = (401, 403, 422, 429, 503)
 WITH_BODY = (400, 408, 413)

@@ -60,9 +60,7 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
 }
 FAILURE = HttpError(
-    "failure",
-    "The service has failed; this is a fault of its own, and its log says more under the id in the "
-    "header X-Request-ID.",
+    "failure", "The service has failed by its own fault; its log says more under this X-Request-ID."
 )
 
 router = APIRouter(tags=["service"])
@@ -153,7 +151,6 @@ def page_files() -> dict[str, Response]:
 
 
 async def _refuse_address(request: Request, error: HTTPException) -> Response:
-    """Refuse an address or a method without a route, in the form of all refusals."""
     if error.status_code == 405:
         # The error names the methods of the first route that has this address.
         routers = (stream_routes.router, open_inference.router, router)
@@ -168,7 +165,6 @@ async def _refuse_address(request: Request, error: HTTPException) -> Response:
 
 
 async def _refuse_parameter(_request: Request, error: RequestValidationError) -> Response:
-    """Refuse a parameter that FastAPI finds wrong, in the form of all refusals."""
     first = error.errors()[0]
     name = first["loc"][-1]
     if first["type"] == "missing":
@@ -176,9 +172,6 @@ async def _refuse_parameter(_request: Request, error: RequestValidationError) ->
     else:
         message = f"The parameter `{name}` is wrong: {first['msg']}; found {shown(first['input'])}."
     raise HttpError("bad_parameter", message)
-
-
-# Middleware ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -248,11 +241,9 @@ class ServiceMiddleware:
             if exchange.record.status:  # the answer has begun: it can only be cut off
                 return
             await exchange.discard()
-            content: dict[str, Any] = {"code": refusal.code, "message": str(refusal)}
-            if not scope["path"].startswith(OPEN):
-                content = {"error": content}
-            else:
-                content["error"] = content.pop("message")
+            content: dict[str, Any] = {"error": {"code": refusal.code, "message": str(refusal)}}
+            if scope["path"].startswith(OPEN):  # that protocol has text there
+                content = {"error": str(refusal), "code": refusal.code}
             answer = JSONResponse(content, refusal.status, refusal.headers)
             await answer(scope, exchange.receive, exchange.send)
 
@@ -266,25 +257,20 @@ class ServiceMiddleware:
 
 
 def _check_origin(headers: Mapping[str, str], *, data: bool) -> None:
-    """Refuse pages of other sites: a browser on this machine may show any page.
-
-    What a page loads, as an image or a script, has no `Origin`, but browsers say who asks. A link
-    may lead to the live page.
-    """
+    # A browser on this machine may show any page. What that loads, as an image or a script, has no
+    # `Origin`, but browsers say who asks. A link may lead to the live page.
     host, origin = headers.get("host", "localhost"), headers.get("origin")
     if not is_loopback(host):
         raise HttpError(
             "foreign_host",
-            "Without tokens, this service answers to localhost only; the request names another "
-            "host. Start it with --tokens FILE to use it from elsewhere.",
+            "Without tokens, this service answers to localhost only; give it --tokens FILE.",
         )
     foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
     followed = headers.get("sec-fetch-mode") == "navigate" and not data
     if (foreign and not followed) or (origin is not None and origin.partition("://")[2] != host):
         raise HttpError(
             "foreign_origin",
-            "Without tokens, this service answers no pages of other sites. Start it with --tokens "
-            "FILE to use it from there.",
+            "Without tokens, this service answers no pages of other sites; give it --tokens FILE.",
         )
 
 

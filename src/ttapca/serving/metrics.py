@@ -67,9 +67,11 @@ class StreamSeries(Collector):
                 found[stream] = self.pool.status(stream)
         shifted = set(self.pool.names(shifted=True)).difference(found)
         for name, (path, words) in STREAM_SERIES.items():
-            for new, told in self._names(name, path, words):
-                kind = CounterMetricFamily if new.endswith("_total") else GaugeMetricFamily
-                family = kind(new, told, labels=("stream",))
+            # Its name up to 0.1, which 0.3 drops, if it had another one.
+            gone = f"Deprecated, and gone in 0.3: it is called ttapca_stream_{name}"
+            for each, told in {path.removeprefix("health."): gone, name: words}.items():
+                kind = CounterMetricFamily if each.endswith("_total") else GaugeMetricFamily
+                family = kind(f"ttapca_stream_{each}", told, labels=("stream",))
                 for stream, status in found.items():
                     number = attrgetter(path)(status)
                     if name == "shifted" or number is not None:
@@ -77,14 +79,6 @@ class StreamSeries(Collector):
                 if name == "shifted":
                     family.add_metric((REST,), len(shifted))
                 yield family
-
-    @staticmethod
-    def _names(name: str, path: str, words: str) -> Iterator[tuple[str, str]]:
-        """Yield the name of a series, and the one that it had up to 0.1, which 0.3 drops."""
-        new, old = f"ttapca_stream_{name}", f"ttapca_stream_{path.removeprefix('health.')}"
-        yield new, words
-        if old != new:
-            yield old, f"Deprecated, and gone in 0.3: it is called {new}"
 
 
 class Metrics(PoolObserver):

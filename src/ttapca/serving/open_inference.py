@@ -24,9 +24,8 @@ from ttapca.serving import api_models as api
 from ttapca.serving.api_models import BINARY, BYTES, JSON, WITH_BODY
 from ttapca.serving.http_errors import HttpError
 from ttapca.serving.request_queue import Answer
-from ttapca.serving.service import Asked, Service, service_of
+from ttapca.serving.service import LONGEST_LENGTH, Asked, Service, service_of
 from ttapca.serving.stream_record import LONGEST_NAME
-from ttapca.serving.tokens import Token
 from ttapca.support.parsing import parse_json
 
 VERSION = "1"  # of the model; a service has one
@@ -113,7 +112,7 @@ async def metadata(request: Request, model: str) -> dict[str, Any]:
     f"{MODEL}/infer",
     response_class=Response,
     responses={200: {"content": _TENSORS}, **refusals(404, 409, 415, *WITH_BODY)},
-    openapi_extra={"requestBody": {"required": True, "content": _TENSORS}},
+    openapi_extra=api.body(_TENSORS),
 )
 async def infer(request: Request, model: str) -> Response:
     """Predict the classes of images, and adapt to their stream, which `sequence_id` names.
@@ -129,8 +128,23 @@ async def infer(request: Request, model: str) -> Response:
     asked: dict[str, Any] = {}
 
     def read(content: bytes) -> Asked:
-        binary = _parse(content, request.headers.get(LENGTH), asked)
-        return _asked(request, service, token, asked, binary)
+        length = request.headers.get(LENGTH, str(len(content)))
+        if not length.isdecimal() or len(length) > LONGEST_LENGTH:
+            raise HttpError("bad_length", f"The header {LENGTH} must be a number.")
+        size = int(length)
+        if size > len(content):
+            raise bad_body(f"{LENGTH} says {size:,} bytes; the body has {len(content):,}.")
+        found = parse_json(content[:size], "The request", bad_body, largest=size)
+        conform(found, REQUEST, "The request", bad_body)
+        asked.update(found)
+        given = asked["parameters"]
+        starts, ends = (given.get(f"sequence_{word}", False) for word in ("start", "end"))
+        if starts or ends:
+            service.check_rights(token, "control")
+        stream = request.state.record.stream = token.full_name(str(given["sequence_id"]))
+        service.pool.check_admission(stream, token.check_quota)
+        numbers = _numbers(asked["inputs"][0], content[size:])
+        return Asked(stream, service.decoder.opened(numbers), starts, ends)
 
     # Until its stream is known, a request belongs to its connection.
     connection = ":".join(map(str, request.client or ()))
@@ -151,39 +165,7 @@ def model_name(service: Service) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", service.facts.model).strip("-.") or "model"
 
 
-def _parse(content: bytes, length: str | None, into: dict[str, Any]) -> bytes:
-    """Read the JSON of a request, and return the bytes behind it."""
-    size = len(content) if length is None else _size(length)
-    if size > len(content):
-        raise bad_body(f"{LENGTH} says {size:,} bytes; the body has {len(content):,}.")
-    found = parse_json(content[:size], "The request", bad_body, largest=size)
-    conform(found, REQUEST, "The request", bad_body)
-    into.update(found)
-    return content[size:]
-
-
-def _size(length: str) -> int:
-    if not length.isdecimal() or len(length) > 18:
-        raise HttpError("bad_length", f"The header {LENGTH} must be a number.")
-    return int(length)
-
-
-def _asked(
-    request: Request, service: Service, token: Token, asked: Mapping[str, Any], binary: bytes
-) -> Asked:
-    given = asked["parameters"]
-    starts, ends = (given.get(f"sequence_{word}", False) for word in ("start", "end"))
-    if starts or ends:
-        service.check_rights(token, "control")
-    stream = token.full_name(str(given["sequence_id"]))
-    request.state.record.stream = stream
-    service.pool.check_admission(stream, token.check_quota)
-    opened = service.decoder.opened(_array(asked["inputs"][0], binary))
-    return Asked(stream, opened, starts, ends)
-
-
-def _array(tensor: Mapping[str, Any], binary: bytes) -> NDArray[Any]:
-    """Return the numbers of a tensor, which are in the JSON or behind it."""
+def _numbers(tensor: Mapping[str, Any], binary: bytes) -> NDArray[Any]:
 
     def refuse(found: object, error: Exception | None = None) -> Never:
         raise bad_body(
@@ -217,9 +199,9 @@ def _array(tensor: Mapping[str, Any], binary: bytes) -> NDArray[Any]:
 def _response(asked: Mapping[str, Any], answer: Answer, model: str) -> Response:
     """Return the tensors that were asked for, as JSON or as bytes behind it."""
     given, glance = asked["parameters"], answer.glance
-    facts = {"sequence_id": given["sequence_id"], "adapted": answer.adapted}
-    facts |= {"differ": answer.differ, "mode": answer.mode, "shift": glance.shift}
-    facts |= {"shifted": glance.shifted, "alarm_after": glance.alarm_after}
+    facts = {name: getattr(glance, name) for name in ("mode", "shift", "shifted", "alarm_after")}
+    facts |= {"adapted": answer.adapted, "differ": answer.differ}
+    facts["sequence_id"] = given["sequence_id"]
     tensors = {
         "logits": answer.logits.reshape(len(answer.logits), -1),
         "probabilities": api.probabilities(answer.logits, answer.outputs),

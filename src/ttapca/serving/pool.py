@@ -131,8 +131,6 @@ class StreamPool(AbstractContextManager["StreamPool"]):
             )
             self._saver.start()
 
-    # Requests --------------------------------------------------------------------------------
-
     def submit(
         self,
         stream: str,
@@ -222,8 +220,6 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         if not bool(torch.isfinite(images).all()):
             raise errors.NonFiniteError("Images must be finite; found NaN or infinity.")
 
-    # Streams -----------------------------------------------------------------------------------
-
     def names(self, *, shifted: bool | None = None) -> list[str]:
         """Return the names of streams, in memory or on disk, sorted; or of (un)shifted ones."""
         return self._streams.names(shifted)
@@ -290,7 +286,6 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         return self._between_passes(work)
 
     def _between_passes(self, work: Callable[[], Found]) -> Found:
-        """Run a function in the thread of the passes, and return its result."""
         done: Future[Found] = Future()
 
         def run() -> None:
@@ -304,8 +299,6 @@ class StreamPool(AbstractContextManager["StreamPool"]):
             self._controls.append(run)
             self._news.notify_all()
         return done.result()
-
-    # Saving ----------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Write all streams that have changed to the store, in one transaction."""
@@ -328,8 +321,6 @@ class StreamPool(AbstractContextManager["StreamPool"]):
             self._unsaved = False
             if before:
                 LOGGER.info("streams are saved again")
-
-    # Passes ----------------------------------------------------------------------------------
 
     @property
     def queue_length(self) -> int:

@@ -124,7 +124,6 @@ class Service:
             raise closing()
 
     def _count(self, token: Token, unit: Literal["requests", "images"], count: int) -> None:
-        """Count requests or images of a token, or refuse them."""
         rate = self._rates.get((token.name, unit))
         wait = 0.0 if rate is None else rate.wait(count)
         if wait:

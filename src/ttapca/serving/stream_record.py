@@ -181,7 +181,6 @@ def read_record(data: bytes, kind: str, like: StreamRecord) -> StreamRecord:
 
 
 def _facts_of_adapter(other: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
-    """Return the counts of a pool for a stream that an adapter has saved."""
     values = other.get("values")
     values = values if isinstance(values, Mapping) else {}
     counts = {"images": "images", "requests": "batches", "skipped": "skipped"}
