@@ -7,18 +7,23 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer
 import yaml
 from torch import nn
 
 import ttapca
+from ttapca.cli.app import app
+from ttapca.cli.configuration import PREFIX, named
 from ttapca.serving import StreamPool
 from ttapca.serving.http_errors import CODES
+from ttapca.serving.http_server import GRACE_SECONDS
 from ttapca.serving.metrics import STREAM_SERIES, Metrics
 from ttapca.serving.service import Service, ServiceFacts
 
@@ -159,3 +164,92 @@ def test_alerts_are_raised_when_they_should(tmp_path: Path) -> None:
     file = tmp_path / "test.yaml"
     file.write_text(yaml.safe_dump({"rule_files": ["alerts.yaml"], "tests": [test]}))
     promtool("test", "rules", file)
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / name).read_text()))
+
+
+def ports_and_paths_of_the_image() -> tuple[str, str]:
+    """What the Dockerfile exposes, and where it keeps streams."""
+    text = (DEPLOY / "Dockerfile").read_text()
+    [port], [volume] = (
+        re.findall(r"^EXPOSE (\d+)", text, re.M),
+        re.findall(r"^VOLUME (\S+)", text, re.M),
+    )
+    return port, volume
+
+
+def test_compose_fits_the_image() -> None:
+    [content] = documents("compose.yaml")
+    port, volume = ports_and_paths_of_the_image()
+    service, prometheus = content["services"]["ttapca"], content["services"]["prometheus"]
+    assert service["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert f"streams:{volume}" in service["volumes"]
+    assert set(content["volumes"]) == {"streams"}
+    assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+    mounted = {words.split(":")[1] for words in service["volumes"]}
+    command = (DEPLOY / "Dockerfile").read_text().partition('CMD ["/model')[2]
+    for place in re.findall(r'"(/[^"]+)"', command):
+        assert any(place.startswith(each) for each in mounted), place
+    options = {variable(name) for name in options_of_serve()}
+    given = {name for name in service["environment"] if name.startswith("TTAPCA_")}
+    assert given <= options
+    for words in prometheus["volumes"]:
+        source = DEPLOY / words.split(":")[0]
+        assert source.is_file() or source.name == "metrics.secret"  # a secret is nobody else's
+
+
+def options_of_serve() -> dict[str, Any]:
+    """The options of `ttapca serve` as its help writes them, with what each takes."""
+    command = typer.main.get_command(app)
+    assert hasattr(command, "commands")
+    serve = command.commands["serve"]
+    context = serve.make_context("serve", [], resilient_parsing=True)
+    return named(serve.get_params(context))
+
+
+def variable(option: str) -> str:
+    return PREFIX + option.replace("-", "_").upper()
+
+
+def test_kubernetes_fits_the_image_and_the_options() -> None:
+    found = {each["kind"]: each for each in documents("kubernetes.yaml")}
+    assert set(found) == {"ConfigMap", "StatefulSet", "Service"}
+    pod = found["StatefulSet"]["spec"]["template"]["spec"]
+    port, volume = ports_and_paths_of_the_image()
+    options = tomllib.loads(found["ConfigMap"]["data"]["serve.toml"])
+    assert set(options) <= set(options_of_serve())
+    assert str(options["port"]) == port
+    assert Path(options["state"]).parent == Path(volume)
+    claims = found["StatefulSet"]["spec"]["volumeClaimTemplates"]
+    volumes = {each["name"] for each in (*pod["volumes"], *(one["metadata"] for one in claims))}
+    for container in (*pod["initContainers"], *pod["containers"]):
+        mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+        assert set(mounts.values()) <= volumes
+        for name in ("model", "filter", "tokens", "state"):
+            assert any(options[name].startswith(place) for place in mounts), name
+        assert container["args"][0] == "--config"
+        assert container["args"][1] in mounts
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert pod["initContainers"][0]["args"][-1] == "--check"
+    [container] = pod["containers"]
+    paths = {container[f"{probe}Probe"]["httpGet"]["path"] for probe in ("liveness", "readiness")}
+    assert paths == {"/v2/health/live", "/v2/health/ready"}
+    assert container["ports"][0]["containerPort"] == options["port"]
+    labels = found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    assert found["Service"]["spec"]["selector"].items() <= labels.items()
+    assert pod["terminationGracePeriodSeconds"] > GRACE_SECONDS
+    assert found["StatefulSet"]["spec"]["replicas"] == 1  # a file of streams has one owner
+
+
+def test_the_prometheus_of_compose_is_configured(tmp_path: Path) -> None:
+    content = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())
+    assert content["scrape_configs"][0]["job_name"] == "ttapca"  # as an alert expects
+    # The secret is checked to be there, and lies elsewhere.
+    secret = tmp_path / "ttapca.secret"
+    secret.write_text("secret")
+    content["scrape_configs"][0]["authorization"]["credentials_file"] = str(secret)
+    (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(content))
+    shutil.copy(ALERTS, tmp_path)
+    promtool("check", "config", tmp_path / "prometheus.yaml")
