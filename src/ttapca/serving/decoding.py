@@ -56,7 +56,7 @@ class ImageDecoder:
         sides = (sides, sides) if isinstance(sides, int) else sides
         if self.size is not None and not (self._takes_pictures and sides == self.shape[1:]):
             raise OptionError(
-                f"Pictures get the size of the network, {self._shapes()}; found {self.size}."
+                f"Pictures get the size that the network takes, {self._shapes()}, not {self.size}."
             )
 
     def images(self, content_type: str, body: bytes) -> Tensor:

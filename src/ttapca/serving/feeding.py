@@ -302,7 +302,7 @@ class ServerClient:
         self._address = _checked_address(self.url)
         if self.token and not self.token.isprintable():
             raise OptionError(
-                "A token is one line of letters to be printed; this one is not. Copy it again."
+                "A token is one line of text to be printed; this one is not. Copy it again."
             )
 
     def info(self) -> dict[str, Any]:

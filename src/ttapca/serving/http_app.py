@@ -47,6 +47,7 @@ PAGE_TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
 LOGGER = logging.getLogger("ttapca.serving")
 # What takes images and tells of streams; what a page of another site may not load at all.
 API, DATA, OPEN = ("/v1/", "/v2/models"), ("/v1/", "/v2", "/metrics"), "/v2"
+UNTRACED = "healthz,readyz,v2/health,metrics"  # what machines ask all the time
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DISCARD_SECONDS = 0.5  # for a client that is still sending a refused body, to see the answer
 
@@ -83,6 +84,10 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(stream_routes.router, dependencies=[BEARER], tags=["streams"])
     app.include_router(open_inference.router, dependencies=[BEARER], tags=["open inference"])
     app.include_router(router)
+    with suppress(ImportError):  # OpenTelemetry, if its packages are installed
+        from opentelemetry.instrumentation import fastapi
+
+        fastapi.FastAPIInstrumentor.instrument_app(app, excluded_urls=UNTRACED)
     return app
 
 

@@ -24,7 +24,7 @@ from ttapca.serving import api_models as api
 from ttapca.serving.api_models import BINARY, BYTES, JSON, WITH_BODY
 from ttapca.serving.http_errors import HttpError
 from ttapca.serving.request_queue import Answer
-from ttapca.serving.service import LONGEST_LENGTH, Asked, Service, service_of
+from ttapca.serving.service import LONGEST_LENGTH, Asked, service_of
 from ttapca.serving.stream_record import LONGEST_NAME
 from ttapca.support.parsing import parse_json
 
@@ -155,14 +155,10 @@ async def infer(request: Request, model: str) -> Response:
 
 
 def _check_model(request: Request, model: str) -> None:
-    name, version = model_name(service_of(request)), request.path_params.get("version", VERSION)
-    if (model, version) != (name, VERSION):
+    # Its name as an address can have it.
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", service_of(request).facts.model).strip("-.") or "model"
+    if (model, request.path_params.get("version", VERSION)) != (name, VERSION):
         raise HttpError("unknown_model", f"This service has version {VERSION} of `{name}` only.")
-
-
-def model_name(service: Service) -> str:
-    """Return the name of the model as an address can have it."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", service.facts.model).strip("-.") or "model"
 
 
 def _numbers(tensor: Mapping[str, Any], binary: bytes) -> NDArray[Any]:
@@ -200,8 +196,11 @@ def _response(asked: Mapping[str, Any], answer: Answer, model: str) -> Response:
     """Return the tensors that were asked for, as JSON or as bytes behind it."""
     given, glance = asked["parameters"], answer.glance
     facts = {name: getattr(glance, name) for name in ("mode", "shift", "shifted", "alarm_after")}
-    facts |= {"adapted": answer.adapted, "differ": answer.differ}
-    facts["sequence_id"] = given["sequence_id"]
+    facts |= {
+        "adapted": answer.adapted,
+        "differ": answer.differ,
+        "sequence_id": given["sequence_id"],
+    }
     tensors = {
         "logits": answer.logits.reshape(len(answer.logits), -1),
         "probabilities": api.probabilities(answer.logits, answer.outputs),
