@@ -67,7 +67,7 @@ class StreamSeries(Collector):
                 found[stream] = self.pool.status(stream)
         shifted = set(self.pool.names(shifted=True)).difference(found)
         for name, (path, words) in STREAM_SERIES.items():
-            # Its name up to 0.1, which 0.3 drops, if it had another one.
+            # Its first name, which 0.3 drops, if it had another one.
             gone = f"Deprecated, and gone in 0.3: it is called ttapca_stream_{name}"
             for each, told in {path.removeprefix("health."): gone, name: words}.items():
                 kind = CounterMetricFamily if each.endswith("_total") else GaugeMetricFamily

@@ -374,7 +374,7 @@ class StatefulNetwork(nn.Module):
         if not isinstance(found, Tensor) or found.dim() != 2:
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise LayerOutputError(
-                f"Logits have the shape (images, classes); found {shape}. Say where with `logits=`."
+                f"Models return logits of shape (images, classes); found {shape}. See `logits=`."
             )
         logits = self.adapter.predictor.outputs.as_returned(found)
         logits = logits.reshape(*images.shape[:2], -1)
