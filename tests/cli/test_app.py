@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -18,8 +19,12 @@ from rich.console import Console
 
 import ttapca
 from ttapca import cli
+from ttapca.adaptation.chain_passes import Order
+from ttapca.benchmark.rows import SETTINGS
 from ttapca.cli import app as command_line
-from ttapca.cli.console import ConsoleReporter, on_the_command_line
+from ttapca.cli.console import HELP, ConsoleReporter, on_the_command_line
+from ttapca.cli.data import TO_FETCH
+from ttapca.cli.reproduce import QUICK_IMAGES
 from ttapca.errors import (
     NotEnoughDataError,
     OptionError,
@@ -28,6 +33,8 @@ from ttapca.errors import (
     enough_memory,
     refused_memory,
 )
+from ttapca.serving.limits import PoolLimits, RequestLimits
+from ttapca.serving.stream_record import Mode
 from ttapca.support.progress import Steps
 
 
@@ -194,7 +201,7 @@ def test_memory_that_is_not_there(
     told = command(f"fit {network} --components 8 --to f", 1).err
     assert f"error: Fitting at `1` needs more memory than there is: {said}" in told
     assert told.endswith("ask for fewer components, or a smaller --batch-size.\n")
-    monkeypatch.setattr("ttapca.cli.arguments.load", refusing(error))
+    monkeypatch.setattr("ttapca.datasets.load", refusing(error))
     told = command(f"eval {network}", 1).err
     assert told.startswith(f"error: This needs more memory than there is: {said}")
     assert "Use fewer or smaller images" in told
@@ -249,3 +256,41 @@ def test_bars_on_a_terminal_and_lines_elsewhere() -> None:
     text = shown(terminal=True)
     for part in ("cifar10: source [1]: failed", "reading [x].tar", "1/2", "half", "slowly"):
         assert part in text
+
+
+def parameters() -> dict[str, dict[str, str | None]]:
+    """The help of each parameter of each command."""
+
+    def of(command: Any, name: str) -> dict[str, dict[str, str | None]]:
+        if hasattr(command, "commands"):
+            parts = (of(each, key) for key, each in command.commands.items())
+            return {key: found for part in parts for key, found in part.items()}
+        context = command.make_context(name, [], resilient_parsing=True)
+        each = command.get_params(context)
+        return {name: {one.name: getattr(one, "help", None) for one in each}}
+
+    return of(typer.main.get_command(command_line.app), "")
+
+
+def test_every_option_has_words_and_every_word_an_option() -> None:
+    found = parameters()
+    assert {
+        (command, name) for command, each in found.items() for name in each if not each[name]
+    } == set()
+    for command, words in HELP.items():
+        known = found.get(command) or {name: "" for each in found.values() for name in each}
+        assert set(words) <= {*known, "about"}, command
+
+
+def test_words_that_list_names_list_all_of_them() -> None:
+    assert HELP["all"]["settings"] == ", ".join(SETTINGS)
+    assert HELP["get"]["names"] == f"Any of: {', '.join(TO_FETCH)}."
+    assert f"{QUICK_IMAGES:,}" in HELP["reproduce"]["quick"]
+    for mode in get_args(Mode):
+        assert re.search(rf"\b{mode}\b", HELP["serve"]["mode"])
+    for order in get_args(Order):
+        assert re.search(rf"\b{order}\b", HELP["serve"]["order"])
+    for limits in (PoolLimits(), RequestLimits()):
+        for name in ("max_batch", "max_queue", "max_images", "max_resident", "max_streams"):
+            if hasattr(limits, name):
+                assert f"({getattr(limits, name):,})" in HELP["serve"][name]

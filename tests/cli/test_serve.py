@@ -24,6 +24,7 @@ from ttapca.datasets import TensorBatches, read_digits
 from ttapca.datasets.pictures import PictureSize
 from ttapca.errors import OptionError
 from ttapca.networks.external import HubNetwork
+from ttapca.serving import StreamStore
 from ttapca.serving.http_app import create_app
 from ttapca.serving.service import Service
 
@@ -196,3 +197,85 @@ def test_a_file_of_another_filter_is_refused_at_the_start(
     said = command("serve digits --filter g --port 0 --state s.sqlite", 1).err
     assert "s.sqlite keeps others" in said
     assert len(served) == 1
+
+
+def test_options_of_the_call_go_before_the_environment_and_the_file(
+    served: Served,
+    place: Path,
+    filter_of_digits: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command,
+) -> None:
+    (place / "s.toml").write_text(
+        f'model = "digits"\nfilter = "{filter_of_digits}"\nport = 0\nmax-batch = 7\n'
+        'max-queue = 70\nmax-wait = 0.5\nmode = "shadow"\nlog-json = true\n'
+    )
+
+    def found(words: str = "serve --config s.toml") -> tuple[Any, ...]:
+        command(words)
+        pool = served[-1]["service"].pool
+        limits = pool.limits
+        return served[-1]["model"], pool.mode, limits.max_batch, limits.max_queue, limits.max_wait
+
+    assert found() == ("digits", "shadow", 7, 70, 0.5)
+    monkeypatch.setenv("TTAPCA_SERVE_MAX_BATCH", "8")
+    monkeypatch.setenv("TTAPCA_SERVE_MODE", "off")
+    monkeypatch.setenv("TTAPCA_SERVE_MAX_QUEUE", "")  # as if it was not set
+    assert found() == ("digits", "off", 8, 70, 0.5)
+    assert found("serve --config s.toml --mode on") == ("digits", "on", 8, 70, 0.5)
+    monkeypatch.setenv("TTAPCA_SERVE_CONFIG", "s.toml")
+    assert found("serve --max-batch 9")[2:4] == (9, 70)
+    monkeypatch.setenv("TTAPCA_SERVE_MODEL", "none")
+    assert found("serve digits")[0] == found("serve --model digits")[0] == "digits"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('prot = 1\nmodel = "digits"', "Did you mean `port`?"),
+        ("port = [1]", "must be text, a number, true or false"),
+        ("port =", "is not readable TOML"),
+        ("port = 99999", "--port"),
+        ("config = 'other.toml'", "no names but"),
+    ],
+)
+def test_a_file_with_a_mistake(content: str, said: str, place: Path, command) -> None:
+    (place / "s.toml").write_text(content)
+    assert said in command("serve --config s.toml --check", 2).err
+
+
+def test_check_opens_everything_and_serves_nothing(
+    served: Served, place: Path, filter_of_digits: Path, command
+) -> None:
+    words = f"serve digits --filter {filter_of_digits} --port 0 --state s.sqlite"
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # a service may be running
+        told = command(f"{words} --check --port {taken.getsockname()[1]}")
+    assert told.out.startswith("all is well  serves digits with a filter at conv1")
+    assert served == []
+    assert not (place / "s.sqlite").exists()
+    command(words)
+
+    def kept() -> bytes | None:
+        with StreamStore(place / "s.sqlite") as store:
+            return store.read("a")
+
+    before = kept()
+    assert "  streams  1, kept in s.sqlite\n" in command(f"{words} --check").out
+    assert kept() == before is not None
+    assert len(served) == 1
+
+
+def test_check_finds_what_is_wrong(
+    served: Served, place: Path, filter_of_digits: Path, weights: Path, command
+) -> None:
+    words = f"serve digits --filter {filter_of_digits} --check"
+    (place / "s.sqlite").write_text("no database, but text of some length " * 50)
+    assert "is no file of streams" in command(f"{words} --state s.sqlite", 1).err
+    (place / "t.toml").write_text("[[token]]")
+    assert "t.toml" in command(f"{words} --tokens t.toml", 2).err
+    assert "needs a file" in command(f"{words} --save-every 5", 2).err
+    command(f"fit own:flat --weights {weights} --data digits --layer 1 --components 20 --to f")
+    own = f"serve own:flat --weights {weights} --filter f --check --input"
+    assert "all is well" in command(f"{own} 1x8x8").out
+    assert "found (81,)" in command(f"{own} 1x9x9", 1).err
+    assert served == []

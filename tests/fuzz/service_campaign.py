@@ -138,7 +138,10 @@ class Campaign:
             found.append(f"refused with {status}, and a stream has changed")
         if case.method != "HEAD":
             try:
-                error = json.loads(content)["error"]
+                refusal = json.loads(content)
+                if case.path.startswith("/v2"):  # the protocol wants text
+                    refusal["error"] = {"code": refusal["code"], "message": refusal["error"]}
+                error = refusal["error"]
                 if error.keys() != {"code", "message"} or not error["message"]:
                     found.append(f"a refusal of another form: {content[:300]!r}")
             except (ValueError, KeyError, TypeError, AttributeError):
@@ -194,6 +197,21 @@ def _saved(campaign: Campaign, random: Random) -> Made:
     return f"{STREAM}/state", BYTES, mutate_bytes(campaign._state, random)
 
 
+def _infer(campaign: Campaign, random: Random) -> Made:
+    """A request of the Open Inference Protocol, whose numbers are in the JSON."""
+    pixels = campaign._pixels[: random.randint(1, 4)]
+    kind = random.choice(("UINT8", "FP32"))
+    data = pixels if kind == "UINT8" else pixels / 255
+    shape, flat = list(pixels.shape), random.random() < 0.5
+    tensor = {"name": "images", "datatype": kind, "shape": shape}
+    tensor["data"] = (data.flatten() if flat else data).tolist()
+    words = {"sequence_id": random.choice((*STREAMS, 7)), "sequence_start": random.random() < 0.3}
+    words |= {"sequence_end": random.random() < 0.2, "binary_data_output": random.random() < 0.5}
+    body = json.dumps({"id": "x", "inputs": [tensor], "parameters": words}).encode()
+    damage = random.choice((mutate_json, mutate_bytes))
+    return "/v2/models/digits/infer", JSON, damage(body, random)
+
+
 _KINDS: dict[str, Callable[[Campaign, Random], Made]] = {
     "png": _png,
     "jpeg": _jpeg,
@@ -201,4 +219,5 @@ _KINDS: dict[str, Callable[[Campaign, Random], Made]] = {
     "npy": _array,
     "mode": _mode,
     "state": _saved,
+    "infer": _infer,
 }

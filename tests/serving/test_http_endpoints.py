@@ -264,10 +264,10 @@ def test_a_request_has_an_id(client: Client) -> None:
 
 
 def test_logits_that_are_not_finite_are_null() -> None:
-    status = StreamStatus(
-        Health("a", 1, 1, size=float("inf")), "on", (float("nan"),), 1, 0.0, None, None, None, 1
-    )
-    glance = StreamGlance("a", "on", 1, 1, 1, 0.0, False, 0.0, None, None, None, 1)
+    counts: dict[str, Any] = {"mode": "on", "requests": 1, "adapted_share": 0.0}
+    counts |= dict.fromkeys(("disagreement", "shifted_since", "last_seen"))
+    status = StreamStatus(Health("a", 1, 1, size=float("inf")), (float("nan"),), **counts)
+    glance = StreamGlance("a", 1, 1, 0.0, False, **counts)
     logits = torch.tensor([[torch.nan, 1.0]])
     answer = Answer(logits, "multiclass", False, None, glance, lambda: status)
     found = json.loads(json_bytes(answer_facts(answer, ANYBODY, ())))
@@ -282,7 +282,7 @@ def test_the_document_names_every_route_with_examples(client: Client) -> None:
     routes = {
         (method.upper(), path) for path, methods in document["paths"].items() for method in methods
     }
-    one = "/v1/streams/{name}"
+    one, model = "/v1/streams/{name}", "/models/{model}"
     assert routes == {
         ("POST", "/v1/predict"),
         ("GET", "/v1/streams"),
@@ -292,6 +292,9 @@ def test_the_document_names_every_route_with_examples(client: Client) -> None:
         ("PUT", f"{one}/state"),
         ("GET", f"{one}/pictures"),
         *(("GET", path) for path in ("/v1/info", "/metrics", "/healthz", "/readyz")),
+        *(("GET", f"/v2{path}") for path in ("", "/health/live", "/health/ready", model)),
+        ("GET", f"/v2{model}/ready"),
+        ("POST", f"/v2{model}/infer"),
     }
     predict = document["paths"]["/v1/predict"]["post"]
     assert len(predict["requestBody"]["content"]) == 4
@@ -301,12 +304,13 @@ def test_the_document_names_every_route_with_examples(client: Client) -> None:
     for name in ("Prediction", "PredictAnswer", "Info", "ErrorFacts"):
         properties = schemas[name]["properties"].values()
         assert any("examples" in each for each in properties), name
-    for methods in document["paths"].values():
+    for path, methods in document["paths"].items():
+        form = "OpenError" if path.startswith("/v2") else "ErrorAnswer"
         for operation in methods.values():
             assert operation["summary"]
             refusals = {int(status) for status in operation["responses"]} - {200, 204}
             assert not refusals or all(
                 operation["responses"][str(status)]["content"]["application/json"]["schema"]["$ref"]
-                == "#/components/schemas/ErrorAnswer"
+                == f"#/components/schemas/{form}"
                 for status in refusals
             )

@@ -50,7 +50,7 @@ TWO_FILES = {"files": [("images", picture(DIGITS[0, ..., 0])), ("images", b"no")
 LONG = f"/v1/predict?stream={'x' * 101}"
 LARGE = b"x" * 5_000
 REFUSED: list[tuple[tuple[str, str, dict[str, Any]], int, str, str]] = [
-    (get("/v2/predict"), 404, "not_found", "`/openapi.json` lists"),
+    (get("/v3/predict"), 404, "not_found", "`/openapi.json` lists"),
     (get("/v1/streams/"), 404, "not_found", ""),
     (get(PREDICT), 405, "method_not_allowed", "This address takes POST"),
     (get(STREAM, "POST"), 405, "method_not_allowed", "This address takes DELETE, GET, PUT"),

@@ -56,14 +56,19 @@ def test_what_is_shown(serving: Serving) -> None:
     assert found["ttapca_resident_bytes"] > 1e6
     assert found['ttapca_service_info{model="digits",version="1.2.3"}'] == 1
     status = client.service.pool.status("a")
-    assert found['ttapca_stream_images{stream="a"}'] == 4
+    assert found['ttapca_stream_images_total{stream="a"}'] == 4
     assert found['ttapca_stream_shift{stream="a"}'] == status.health.shift
     assert found['ttapca_stream_ordered{stream="a"}'] == status.health.ordered
     assert status.health.skew is None  # where the order of images is looked at
     assert 'ttapca_stream_skew{stream="a"}' not in found
-    assert found['ttapca_stream_adapted_share{stream="a"}'] == status.adapted_share
-    assert found['ttapca_stream_disagreement{stream="a"}'] == status.disagreement
-    assert found['ttapca_stream_skipped{stream="a"}'] == 0
+    assert found['ttapca_stream_adapted_ratio{stream="a"}'] == status.adapted_share
+    assert found['ttapca_stream_disagreement_ratio{stream="a"}'] == status.disagreement
+    assert found['ttapca_stream_skipped_requests_total{stream="a"}'] == 0
+    for old, new in (("images", "images_total"), ("disagreement", "disagreement_ratio")):
+        assert (
+            found[f'ttapca_stream_{old}{{stream="a"}}']
+            == found[f'ttapca_stream_{new}{{stream="a"}}']
+        )
     client.ask("DELETE", "/v1/streams/a")
     assert not any('stream="a"' in name for name in scraped(client))
 
@@ -81,7 +86,16 @@ def collected(
         def status(self, name: str) -> StreamStatus:
             if name not in told:
                 raise UnknownStreamError("gone")
-            return StreamStatus(told[name], "on", (), 1, 0.5, None, None, None)
+            return StreamStatus(
+                told[name],
+                (),
+                mode="on",
+                requests=1,
+                adapted_share=0.5,
+                disagreement=None,
+                shifted_since=None,
+                last_seen=None,
+            )
 
     on, streams = sorted(shifted), StreamSeries()
     streams.pool = cast(Any, Pool())

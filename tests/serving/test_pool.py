@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import ttapca
 from oracles import left_untouched
 from serving.conftest import smooth_images as pictures
+from ttapca import errors
 from ttapca.errors import (
     CallbackWarning,
     InputTypeError,
@@ -643,3 +644,32 @@ def test_pictures_show_what_the_filter_did(pool: StreamPool) -> None:
         float(abs(each[1:].astype(float) - each[:-1]).mean()) for each in (before, after)
     )
     assert smooth < rough
+
+
+def test_a_trial_belongs_to_no_stream() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))
+    fitted = ttapca.fit(model, "0", torch.rand(100, 1, 8, 8), route="dct")
+    with StreamPool(model, fitted) as pool:
+        pool.try_out()
+        assert pool.names() == []
+    with StreamPool(model, fitted, input_shape=(1, 9, 9)) as pool:
+        with pytest.raises(errors.ShapeError, match=r"shape \(1, 9, 9\); it does not"):
+            pool.try_out()
+        assert pool.names() == []
+
+
+def test_a_stream_begins_anew_and_ends_in_order_of_arrival() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))
+    fitted = ttapca.fit(model, "0", torch.rand(100, 1, 8, 8))
+    images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    with StreamPool(model, fitted) as pool:
+        asked = [pool.submit("a", images, starts=number == 2) for number in range(4)]
+        assert [each.result().glance.images for each in asked] == [4, 8, 4, 8]
+        last, after = pool.submit("a", images, ends=True), pool.submit("a", images)
+        assert last.result().glance.images == 12
+        after.result()
+        with pytest.raises(errors.NonFiniteError):
+            pool.submit("a", images * torch.nan, starts=True, ends=True)
+        pool.predict("b", images)
+        pool.submit("b", images, ends=True).result()
+        assert "b" not in pool.names()

@@ -19,4 +19,4 @@ def test_damaged_requests_are_refused_and_change_nothing(serving: Serving) -> No
     assert findings.faults == []
     assert sum(findings.statuses.values()) == 100
     assert {status // 100 for _, status in findings.statuses} == {2, 4}
-    assert len({kind for kind, _ in findings.statuses}) == 6
+    assert len({kind for kind, _ in findings.statuses}) == 7

@@ -8,18 +8,8 @@ no sense, 130 for Ctrl-C.
 from __future__ import annotations
 
 import sys
-
-PACKAGES_OF_EXTRA = {
-    "cli": ("typer", "rich"),
-    "demo": ("sklearn",),
-    "data": ("scipy", "cv2", "PIL", "pooch", "joblib", "cloudpickle", "pandas"),
-    "cluster": ("distributed",),
-    "train": ("tensorboard",),
-    "report": ("matplotlib", "jinja2"),
-    "serve": ("fastapi", "uvicorn", "prometheus_client", "python_multipart"),
-    "tune": ("optuna",),
-    "onnx": ("onnx", "onnxscript"),
-}
+import tomllib
+from pathlib import Path
 
 
 def main() -> None:
@@ -30,7 +20,8 @@ def main() -> None:
         code = run()
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        extras = [name for name, packages in PACKAGES_OF_EXTRA.items() if package in packages]
+        words = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
+        extras = [name for name, packages in words["extras"].items() if package in packages]
         if not extras:
             raise
         sys.stderr.write(

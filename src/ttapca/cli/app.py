@@ -27,7 +27,8 @@ from ttapca.cli import (
     train,
     tune,
 )
-from ttapca.cli.console import on_the_command_line
+from ttapca.cli.configuration import Configured
+from ttapca.cli.console import HELP, on_the_command_line
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -62,40 +63,45 @@ COMMANDS: dict[str, Callable[..., None]] = {
 DATA_COMMANDS: dict[str, Callable[..., None]] = {"get": data.get, "list": data.list_}
 
 
-class _PlainSwitches:
-    """Help in which a switch has no type: `--json` instead of `--json <bool>`."""
+class _Worded:
+    """Help with the words of `words.toml`; a switch has no type there, as `--json <bool>` would."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        words = HELP["all"] | HELP.get(ctx.command.name, {})
         for parameter in found:
+            if not getattr(parameter, "help", None):
+                parameter.help = words.get(parameter.name)
             if getattr(parameter, "is_flag", False) and parameter.metavar is None:
                 parameter.metavar = ""
         return found
 
 
-class _Command(_PlainSwitches, TyperCommand): ...
+class _Command(_Worded, TyperCommand): ...
 
 
-class _Group(_PlainSwitches, TyperGroup): ...
+class _Service(Configured, _Command): ...
 
 
-def _flat(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the fields of its option groups (dataclasses) as parameters."""
+class _Group(_Worded, TyperGroup): ...
+
+
+def _flat(name: str, command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+    for key, parameter in inspect.signature(command, eval_str=True).parameters.items():
         if is_dataclass(parameter.annotation):
-            groups[name] = parameter.annotation
-            parameters.extend(inspect.signature(groups[name], eval_str=True).parameters.values())
+            groups[key] = parameter.annotation
+            parameters.extend(inspect.signature(groups[key], eval_str=True).parameters.values())
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     def call(**given: Any) -> None:
-        for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        for key, group in groups.items():
+            given[key] = group(**{field.name: given.pop(field.name) for field in fields(group)})
         command(**given)
 
-    call.__doc__ = command.__doc__
+    call.__doc__ = "\n\n".join(filter(None, (command.__doc__, HELP.get(name, {}).get("about"))))
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
 
@@ -112,7 +118,7 @@ data_app = typer.Typer(
 )
 for tree, commands in ((app, COMMANDS), (data_app, DATA_COMMANDS)):
     for name, command in commands.items():
-        tree.command(name, cls=_Command)(_flat(command))
+        tree.command(name, cls=_Service if name == "serve" else _Command)(_flat(name, command))
 app.add_typer(data_app, cls=_Group)
 
 

@@ -19,22 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
-from ttapca import benchmark, networks
-from ttapca.benchmark.rows import SETTINGS
+from ttapca import benchmark, datasets, networks
 from ttapca.cli.console import ConsoleReporter
-from ttapca.datasets import (
-    CIFAR10_500,
-    DATA_SETS,
-    DIGITS,
-    Choice,
-    Images,
-    Order,
-    Shards,
-    Split,
-    choose,
-    load,
-    open_shards,
-)
 from ttapca.engines import Engine, engine_of
 from ttapca.errors import OptionError
 
@@ -68,12 +54,12 @@ def network_names() -> list[str]:
     """Return the names of networks that come with the package, and of the one of the demo."""
     weights = files("ttapca").joinpath("networks", "weights").iterdir()
     names = (each.name for each in weights)
-    return sorted({DIGITS, *(name[:-5] for name in names if name.endswith(".json"))})
+    return sorted({datasets.DIGITS, *(name[:-5] for name in names if name.endswith(".json"))})
 
 
 def data_sets() -> tuple[str, ...]:
     """Return the names of data sets that can be read."""
-    return (DIGITS, CIFAR10_500, *DATA_SETS)
+    return (datasets.DIGITS, datasets.CIFAR10_500, *datasets.DATA_SETS)
 
 
 def corruption_names() -> Iterable[str]:
@@ -90,94 +76,40 @@ COMPLETE_CORRUPTIONS = completes_list(
     lambda: ("standard", "extra", "all", "clean", *corruption_names())
 )
 
-DATA = "cifar10, cifar100, cifar10-500, digits, or a path to images."
-MODEL = "A packaged network, a file of weights, hf:NAME, timm:NAME, or package.module:factory."
 MODEL_NAME = {"metavar": "MODEL", "autocompletion": network_names}
 COMPLETED_DATA = {"metavar": "DATA", "autocompletion": data_sets}
-ORDER = "auto (shuffled if stored class by class), shuffled, sorted or stored."
-NORMALISE = "Normalisation, if the file states none: none, half, cifar10, imagenet, ..."
-EPS = "What norms add to variances (default: as usual for the network); 1e-3 from Keras."
-ROUTE = (
-    "auto, pca, dct (cosines), or one of the ways to PCA: folded, exact, gram, randomised. auto "
-    "takes cosines of images with more than 1,024 numbers."
-)
-OUTPUTS = "What outputs mean: multiclass, binary, multilabel"
 
-DataArgument = Annotated[str, Argument(help=DATA, **COMPLETED_DATA)]
-DataOption = Annotated[str | None, Option(help=DATA, **COMPLETED_DATA)]
-DataFolder = Annotated[
-    Path | None,
-    Option("--in", metavar="DIR", help="Folder of the data sets (default: the cache)."),
-]
-ImageSize = Annotated[
-    int | None, Option("--size", min=1, help="Side of the centre that is cut out of pictures.")
-]
-ShorterSide = Annotated[
-    int | None,
-    Option(min=1, help="Side that pictures get before their centre is cut out; ImageNet: 256."),
-]
-LimitOption = Annotated[
-    int | None,
-    Option("--limit", min=1, help="Use this many images, equally of each class (default: all)."),
-]
-Jobs = Annotated[int | None, Option(min=1, help="Processes that share the work (default: 1).")]
-EngineOption = Annotated[
-    str | None,
-    Option("--engine", metavar="ENGINE", help="dask://HOST:PORT: share it among machines."),
-]
-ResultsFile = Annotated[
-    Path, Option(metavar="FILE", help="The results file; an unfinished one is continued.")
-]
-RetryFailed = Annotated[bool, Option("--retry-failed", help="Repeat what failed.")]
-AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
-InputShape = Annotated[
-    str | None,
-    Option("--input", metavar="CxHxW", help="Shape of an image (default: the model's)."),
-]
-Settings = Annotated[str | None, Option(help=", ".join(SETTINGS))]
-MethodList = Annotated[
-    str | None,
-    Option(
-        help="Names from `ttapca methods` (default: the paper's, and wiener).",
-        autocompletion=COMPLETE_METHODS,
-    ),
-]
-BatchSizes = Annotated[str | None, Option(help="Images per batch, such as 200 or 1,8.")]
-Components = Annotated[str | None, Option(help="Components of the filter.")]
-LayerOption = Annotated[
-    str | None,
-    Option(metavar="NAME", help="Layer of the filter (default: as `ttapca layers` recommends)."),
-]
-RouteOption = Annotated[str | None, Option(metavar="NAME", help=ROUTE)]
-OutputsOption = Annotated[
-    str | None, Option("--outputs", metavar="KIND", help=f"{OUTPUTS} (default: by their shape).")
-]
-TABLE = (
-    "How strong severities are: cifar-c, imagenet-c, or the path of a TOML file. By default "
-    "imagenet-c from a shorter side of 96 pixels on, cifar-c below."
-)
-TableOption = Annotated[str | None, Option(metavar="NAME", help=TABLE)]
-FilterOption = Annotated[
-    Path | None,
-    Option(metavar="DIR", exists=True, file_okay=False, help="A filter from `ttapca fit`."),
-]
+DataArgument = Annotated[str, Argument(**COMPLETED_DATA)]
+DataOption = Annotated[str | None, Option(**COMPLETED_DATA)]
+DataFolder = Annotated[Path | None, Option("--in", metavar="DIR")]
+ImageSize = Annotated[int | None, Option("--size", min=1)]
+ShorterSide = Annotated[int | None, Option(min=1)]
+LimitOption = Annotated[int | None, Option("--limit", min=1)]
+Jobs = Annotated[int | None, Option(min=1)]
+EngineOption = Annotated[str | None, Option("--engine", metavar="ENGINE")]
+ResultsFile = Annotated[Path, Option(metavar="FILE")]
+RetryFailed = Annotated[bool, Option("--retry-failed")]
+AsJson = Annotated[bool, Option("--json")]
+InputShape = Annotated[str | None, Option("--input", metavar="CxHxW")]
+Settings = Annotated[str | None, Option()]
+MethodList = Annotated[str | None, Option(autocompletion=COMPLETE_METHODS)]
+BatchSizes = Annotated[str | None, Option()]
+Components = Annotated[str | None, Option()]
+LayerOption = Annotated[str | None, Option(metavar="NAME")]
+RouteOption = Annotated[str | None, Option(metavar="NAME")]
+OutputsOption = Annotated[str | None, Option("--outputs", metavar="KIND")]
+TableOption = Annotated[str | None, Option(metavar="NAME")]
+FilterOption = Annotated[Path | None, Option(metavar="DIR", exists=True, file_okay=False)]
 
 
 @dataclass(kw_only=True)
 class ModelOptions:
     """Options that name a network."""
 
-    model: Annotated[str | None, Argument(help=MODEL, **MODEL_NAME)] = None
-    model_option: Annotated[
-        str | None, Option("--model", help="Another way to give MODEL.", **MODEL_NAME)
-    ] = None
-    weights: Annotated[
-        Path | None,
-        Option(metavar="FILE", exists=True, dir_okay=False, help="Weights for your own network."),
-    ] = None
-    architecture: Annotated[
-        str | None, Option(metavar="NAME", help="Its architecture (default: found from the file).")
-    ] = None
+    model: Annotated[str | None, Argument(**MODEL_NAME)] = None
+    model_option: Annotated[str | None, Option("--model", **MODEL_NAME)] = None
+    weights: Annotated[Path | None, Option(metavar="FILE", exists=True, dir_okay=False)] = None
+    architecture: Annotated[str | None, Option(metavar="NAME")] = None
 
     def source(self, default: str | None = None) -> benchmark.NetworkSource:
         """Return the named network, or else the default; its module may be in this directory."""
@@ -196,13 +128,11 @@ class ModelOptions:
 class NetworkOptions(ModelOptions):
     """Options that name a network and the normalisation of the images that it takes."""
 
-    normalise: Annotated[str | None, Option(metavar="NAME", help=NORMALISE)] = None
-    mean: Annotated[str | None, Option(metavar="M[,M,M]", help="Mean of the normalisation.")] = None
-    std: Annotated[str | None, Option(metavar="S[,S,S]", help="Its standard deviation.")] = None
-    eps: Annotated[float | None, Option(metavar="NUMBER", help=EPS)] = None
-    any_size: Annotated[
-        bool, Option("--any-size", help="Let it take images of another size than it is known for.")
-    ] = False
+    normalise: Annotated[str | None, Option(metavar="NAME")] = None
+    mean: Annotated[str | None, Option(metavar="M[,M,M]")] = None
+    std: Annotated[str | None, Option(metavar="S[,S,S]")] = None
+    eps: Annotated[float | None, Option(metavar="NUMBER")] = None
+    any_size: Annotated[bool, Option("--any-size")] = False
 
     def source(self, default: str | None = None) -> benchmark.NetworkSource:
         """Return the named network, or else the default, with all that is said about it."""
@@ -233,22 +163,24 @@ class NetworkOptions(ModelOptions):
 class ImageOptions:
     """Options that say which images are read, and in which order."""
 
-    data: Annotated[str, Option(help=DATA, **COMPLETED_DATA)]
+    data: Annotated[str, Option(**COMPLETED_DATA)]
     folder: DataFolder = None
     size: ImageSize = None
     shorter_side: ShorterSide = None
     limit: LimitOption = None
-    order: Annotated[str, Option(help=ORDER)] = "auto"
-    seed: Annotated[int, Option(min=0, help="Seed of the choice and the shuffle.")] = 0
+    order: str = "auto"
+    seed: Annotated[int, Option(min=0)] = 0
 
-    def read(self, split: Split, **options: Any) -> tuple[Images, Choice]:
+    def read(
+        self, split: datasets.Split, **options: Any
+    ) -> tuple[datasets.Images, datasets.Choice]:
         """Return the images of a split, and the choice of them that was asked for."""
         sizes = {"size": self.size, "shorter_side": self.shorter_side}
         images = read_images(self.data, split, self.folder, **sizes, **options)
-        order = cast(Order, self.order)
-        return images, choose(images.labels, self.limit, order=order, seed=self.seed)
+        order = cast(datasets.Order, self.order)
+        return images, datasets.choose(images.labels, self.limit, order=order, seed=self.seed)
 
-    def shards(self) -> Shards:
+    def shards(self) -> datasets.Shards:
         """Return the shards that DATA names, all of their images in stored order."""
         given = {
             "--in": self.folder is not None,
@@ -263,7 +195,7 @@ class ImageOptions:
         )
         with ConsoleReporter() as reporter:
             reporter.advance(f"counting the images of {self.data}", 0, None)
-            return open_shards(self.data, size=self.size, shorter_side=self.shorter_side)
+            return datasets.open_shards(self.data, size=self.size, shorter_side=self.shorter_side)
 
 
 def cache_root() -> Path:
@@ -273,11 +205,13 @@ def cache_root() -> Path:
     return Path(home).expanduser().absolute()
 
 
-def read_images(data: str, split: Split, folder: Path | None, **options: Any) -> Images:
+def read_images(
+    data: str, split: datasets.Split, folder: Path | None, **options: Any
+) -> datasets.Images:
     """Return labelled images by path, or by name from the cache or the given folder."""
     with ConsoleReporter() as reporter:
         reporter.advance(f"reading {data}", 0, None)
-        return load(data, split, root=folder or cache_root(), **options)
+        return datasets.load(data, split, root=folder or cache_root(), **options)
 
 
 def engine(jobs: int | None, words: str | None) -> Engine:

@@ -32,33 +32,22 @@ class PlanOptions:
 
     data: arguments.DataOption = None
     methods: arguments.MethodList = None
-    corruptions: Annotated[
-        str | None,
-        Option(
-            help="Names, standard, extra, all, clean.",
-            autocompletion=arguments.COMPLETE_CORRUPTIONS,
-        ),
-    ] = None
-    severities: Annotated[str | None, Option(help="Such as 5, 1-5 or 1,3,5.")] = None
+    corruptions: Annotated[str | None, Option(autocompletion=arguments.COMPLETE_CORRUPTIONS)] = None
+    severities: str | None = None
     settings: arguments.Settings = None
     batch_sizes: arguments.BatchSizes = None
-    seeds: Annotated[str | None, Option(help="Such as 0 or 0-2.")] = None
-    steps: Annotated[str | None, Option(help="Gradient steps per batch.")] = None
-    lr: Annotated[float | None, Option(help="Learning rate of gradient steps.")] = None
+    seeds: str | None = None
+    steps: str | None = None
+    lr: float | None = None
     components: arguments.Components = None
     layer: arguments.LayerOption = None
     route: arguments.RouteOption = None
     outputs: arguments.OutputsOption = None
-    images: Annotated[int | None, Option(help="Test images, equally of each class.")] = None
-    corrupted: Annotated[
-        str | None, Option(metavar="DIR", help="A folder of CIFAR-C (default: made in memory).")
-    ] = None
+    images: int | None = None
+    corrupted: Annotated[str | None, Option(metavar="DIR")] = None
     table: arguments.TableOption = None
-    corruption_seed: Annotated[int | None, Option(help="Seed of images made in memory.")] = None
-    option: Annotated[
-        list[str] | None,
-        Option(metavar="METHOD.NAME=VALUE", help="An option of one method; may be repeated."),
-    ] = None
+    corruption_seed: int | None = None
+    option: Annotated[list[str] | None, Option(metavar="METHOD.NAME=VALUE")] = None
 
     def changes(self) -> dict[str, Any]:
         """Return the values of a plan by name; None for values that are not given."""
@@ -75,24 +64,19 @@ def bench(
     wishes: PlanOptions,
     network: arguments.NetworkOptions,
     to: arguments.ResultsFile = Path("results.sqlite"),
-    plan: Annotated[Path | None, Option(metavar="FILE", help="A plan in TOML.")] = None,
-    preset: Annotated[str | None, Option(help="A plan by name: paper-tables, ...")] = None,
+    plan: Annotated[Path | None, Option(metavar="FILE")] = None,
+    preset: str | None = None,
     filter: arguments.FilterOption = None,
     retry_failed: arguments.RetryFailed = False,
     jobs: arguments.Jobs = None,
     engine: arguments.EngineOption = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="List the runs of the plan.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run")] = False,
     folder: arguments.DataFolder = None,
     size: arguments.ImageSize = None,
     shorter_side: arguments.ShorterSide = None,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Compare methods x corruptions x settings on one network; an interrupted run is continued.
-
-    Several values of an option are separated by commas. The defaults are those of the paper,
-    with `wiener` beside its methods: fifteen corruptions at severity 5, episodic and online,
-    batches of 200, one step, 2,000 components.
-    """
+    """Compare methods x corruptions x settings on one network; an interrupted run is continued."""
     from ttapca.benchmark.comparisons import comparisons
     from ttapca.benchmark.plan import plan_of, preset_file, read_values
     from ttapca.benchmark.session import Benchmark
@@ -147,8 +131,7 @@ def refuse_without_effect(plan: Plan, given: Mapping[str, object]) -> None:
 
     arguments.refuse(
         {"--components": given.get("components") is not None and not plan.needs_filter},
-        "would have no effect: none of the methods has a filter. Leave it out, or name a method "
-        "that has one, such as wiener.",
+        "would have no effect: none of the methods has a filter, as wiener has. Leave it out.",
     )
     arguments.refuse(
         {
@@ -196,7 +179,6 @@ def run_benchmark(
 
 
 def _method_options(words: Sequence[str] | None) -> dict[str, dict[str, Any]]:
-    """Return the options of each method."""
     form = "METHOD.NAME=VALUE, such as tent.lr=0.01"
     table: dict[str, dict[str, Any]] = {}
     for name, text in arguments.method_options(words, form).items():

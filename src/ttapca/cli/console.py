@@ -16,17 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 import typer
-from rich import box
+from rich import box, progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -62,17 +53,17 @@ class ConsoleReporter(Reporter):
     ) -> None:
         self._title, self._lines, self._goes_on = title, lines, goes_on
         self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn() if counted == "steps" else DownloadColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[facts]}", markup=False),
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=20),
+            progress.MofNCompleteColumn() if counted == "steps" else progress.DownloadColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[facts]}", markup=False),
             console=self._console,
             transient=True,
             disable=not self._console.is_terminal,
         )
-        self._tasks: dict[str, TaskID] = {}
+        self._tasks: dict[str, progress.TaskID] = {}
 
     def __enter__(self) -> Self:
         """Start drawing."""
@@ -168,6 +159,7 @@ def plain_table(*headings: str) -> Table:
 
 
 WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
+HELP: dict[str, dict[str, str]] = WORDS["help"]  # by command and parameter
 QUOTE = '"'
 ARGUMENT = re.compile(r"`(\w+)=([^`]*)`|\b(n_components|size)=(\d+)")
 

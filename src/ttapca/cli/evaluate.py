@@ -27,30 +27,17 @@ TOO_LONG = ("error_stream", "entropy_stream")  # to be printed
 def evaluate(
     images: arguments.ImageOptions,
     network: arguments.NetworkOptions,
-    method: Annotated[
-        str, Option(help="A name from `ttapca methods`.", autocompletion=arguments.method_names)
-    ] = "source",
+    method: Annotated[str, Option(autocompletion=arguments.method_names)] = "source",
     filter: arguments.FilterOption = None,
-    forgetting: Annotated[
-        str, Option(help="episodic (after each batch), online or continual.")
-    ] = "episodic",
-    batch_size: Annotated[int, Option(min=1, help="Images per batch.")] = paper.BATCH_SIZE,
-    corruption: Annotated[
-        str | None,
-        Option(help="For CIFAR-C: which corruption.", autocompletion=arguments.corruption_names),
-    ] = None,
-    severity: Annotated[int | None, Option(min=1, max=5, help="For CIFAR-C: 1 to 5.")] = None,
-    option: Annotated[
-        list[str] | None,
-        Option(metavar="NAME=VALUE", help="An option of the method; may be repeated."),
-    ] = None,
+    forgetting: str = "episodic",
+    batch_size: Annotated[int, Option(min=1)] = paper.BATCH_SIZE,
+    corruption: Annotated[str | None, Option(autocompletion=arguments.corruption_names)] = None,
+    severity: Annotated[int | None, Option(min=1, max=5)] = None,
+    option: Annotated[list[str] | None, Option(metavar="NAME=VALUE")] = None,
     outputs: arguments.OutputsOption = None,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Measure error, calibration and speed on the test images of a data set.
-
-    Without --filter, packaged networks get the one that ships, if any.
-    """
+    """Measure error, calibration and speed on the test images of a data set."""
     import ttapca
     from ttapca.methods.method import registration
     from ttapca.networks.evaluation import predict_all
@@ -69,22 +56,12 @@ def evaluate(
         found = predict_all(adapted, batches, outputs=meaning, progress=progress).evaluation()
     values = dataclasses.asdict(found)
     by_class = dict(zip(test.class_names, values.pop("accuracy_of_class"), strict=True))
-    facts = {
-        "model": source.name,
-        "data": images.data,
-        "corruption": corruption,
-        "severity": severity,
-        "method": method,
-        "setting": forgetting,
-        "batch_size": batch_size,
-        "outputs": outputs,
-        "chosen": str(chosen),
-        **{name: value for name, value in values.items() if name not in TOO_LONG},
-        "accuracy": found.accuracy,
-        "images_per_second": found.images_per_second,
-        "accuracy_of_class": by_class,
-        "parameters_adapted": adapted.n_parameters,
-    }
+    facts: dict[str, Any] = {"model": source.name, "data": images.data, "corruption": corruption}
+    facts |= {"severity": severity, "method": method, "setting": forgetting}
+    facts |= {"batch_size": batch_size, "outputs": outputs, "chosen": str(chosen)}
+    facts |= {name: value for name, value in values.items() if name not in TOO_LONG}
+    facts |= {"accuracy": found.accuracy, "images_per_second": found.images_per_second}
+    facts |= {"accuracy_of_class": by_class, "parameters_adapted": adapted.n_parameters}
     if as_json:
         print_json(facts)
     else:
@@ -92,7 +69,6 @@ def evaluate(
 
 
 def _options(words: list[str] | None) -> dict[str, Any]:
-    """Return the options of the method by name."""
     form = "NAME=VALUE, such as statistics=source"
     options: dict[str, Any] = {}
     for name, text in arguments.method_options(words, form).items():
@@ -100,8 +76,7 @@ def _options(words: list[str] | None) -> dict[str, Any]:
             raise OptionError(f"--option takes {form}; found `{name}={text}`.")
         if name in OWN_OPTIONS:
             raise OptionError(
-                f"--option is for options of the method alone; found `{name}={text}`: give "
-                f"--{name} instead."
+                f"--option is for options of the method; found `{name}={text}`: give --{name}."
             )
         options[name] = arguments.value_of(text)
     return options

@@ -20,24 +20,19 @@ if TYPE_CHECKING:
 
 LOOK = 0.25  # seconds between two looks at the streams
 DEFAULT_SCHEDULE = "clean 20s, gaussian_noise:5 20s, clean 20s"
-SCHEDULE = "Conditions and how long they last; once for each stream, or one for all."
 
 
 @dataclass(kw_only=True)
 class StreamOptions:
     """Options for the streams and for the images that each of them sends."""
 
-    stream: Annotated[str, Option(metavar="NAME", help="Name of the stream.")] = "camera-1"
-    streams: Annotated[
-        int, Option(min=1, help="Number of streams at once: NAME-1, NAME-2, ... (camera-1, ...).")
-    ] = 1
-    schedule: Annotated[list[str] | None, Option(metavar="TEXT", help=SCHEDULE)] = None
-    stagger: Annotated[
-        str, Option(metavar="TIME", help="Each further stream begins so much later.")
-    ] = "0s"
-    rate: Annotated[float, Option(help="Images a second, in each stream.")] = 10.0
-    batch: Annotated[int, Option(min=1, help="Images a request.")] = 1
-    loop: Annotated[bool, Option("--loop", help="Begin again when the schedule is over.")] = False
+    stream: Annotated[str, Option(metavar="NAME")] = "camera-1"
+    streams: Annotated[int, Option(min=1)] = 1
+    schedule: Annotated[list[str] | None, Option(metavar="TEXT")] = None
+    stagger: Annotated[str, Option(metavar="TIME")] = "0s"
+    rate: float = 10.0
+    batch: Annotated[int, Option(min=1)] = 1
+    loop: Annotated[bool, Option("--loop")] = False
 
     def plans(self, seed: int) -> list[StreamPlan]:
         """Return a plan for each stream."""
@@ -64,22 +59,12 @@ class StreamOptions:
 def feed(
     images: arguments.ImageOptions,
     streams: StreamOptions,
-    url: Annotated[
-        str, Argument(metavar="URL", help="The server's address.")
-    ] = "http://127.0.0.1:8000",
-    token: Annotated[
-        str | None, Option(metavar="TOKEN", envvar="TTAPCA_TOKEN", help="A token of the server.")
-    ] = None,
-    wait: Annotated[
-        str, Option(metavar="TIME", help="How long to wait for a server that is not there.")
-    ] = "10s",
+    url: Annotated[str, Argument(metavar="URL")] = "http://127.0.0.1:8000",
+    token: Annotated[str | None, Option(metavar="TOKEN", envvar="TTAPCA_TOKEN")] = None,
+    wait: Annotated[str, Option(metavar="TIME")] = "10s",
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Play a data set against a server, as cameras whose images get worse and better again.
-
-    It has the labels, and prints how many answers were right, also after Ctrl-C. A schedule is a
-    list such as "clean 20s, fog:5 20s, clean 20s".
-    """
+    """Play a data set against a server, as cameras whose images get worse and better again."""
     from ttapca.serving.feeding import Feeder, ServerClient, check_fits, parse_seconds
 
     plans = streams.plans(images.seed)
@@ -112,7 +97,6 @@ def feed(
 
 
 def _tell_change(stream: FedStream, told: dict[str, Tally]) -> None:
-    """Write a line when the condition of a stream has changed."""
     name, now = stream.plan.name, stream.current
     before = told.get(name)
     if now is None or before is now:
@@ -130,7 +114,6 @@ def _percent(share: float | None) -> str:
 
 
 def _summarise(streams: list[FedStream], as_json: bool) -> None:
-    """Print how many answers were right, under each condition of each stream."""
     found = [(stream, tally) for stream in streams for tally in list(stream.totals.values())]
     if as_json:
         counts = ("mode", "images", "right", "adapted")

@@ -21,46 +21,30 @@ if TYPE_CHECKING:
     from ttapca.fitting.fitted_filter import FittedFilter, Storage
     from ttapca.support.outputs import OutputKind
 
+_OTHERS = ("dropped_variance", "agreement", "temperature", "accuracy", "singular_value_error")
+# Attributes of a filter by their names in JSON.
+MEASURED = {"components": "n_components_", "images": "n_samples_"}
+MEASURED |= {name: f"{name}_" for name in _OTHERS}
 BATCH_NUMBERS = 2**23  # pixels times channels that are read at once, of large images
 
 
 def fit(
-    to: Annotated[Path, Option(metavar="DIR", help="Folder for the filter.")],
+    to: Annotated[Path, Option(metavar="DIR")],
     images: arguments.ImageOptions,
     network: arguments.NetworkOptions,
     layer: arguments.LayerOption = None,
-    components: Annotated[
-        int | None,
-        Option(min=1, help="How many (default: 2,000, or as many as there are; all cosines)."),
-    ] = None,
+    components: Annotated[int | None, Option(min=1)] = None,
     route: arguments.RouteOption = "auto",
-    outputs: Annotated[
-        str | None,
-        Option(
-            metavar="KIND", help=f"{arguments.OUTPUTS} or regression (default: by their shape)."
-        ),
-    ] = None,
-    held_out: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="So many labelled samples, drawn from the test part, say how sure the network "
-            "may be, so that `health` tells how often it is wrong.",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None, Option(min=1, help="Images read at once (default: 250, fewer if large).")
-    ] = None,
+    outputs: Annotated[str | None, Option(metavar="KIND")] = None,
+    held_out: Annotated[int | None, Option(min=1)] = None,
+    batch_size: Annotated[int | None, Option(min=1)] = None,
     jobs: arguments.Jobs = None,
     engine: arguments.EngineOption = None,
-    dtype: Annotated[str, Option(help="float64, float32, bfloat16 or float16.")] = "float32",
-    force: Annotated[bool, Option("--force", help="Replace an existing filter.")] = False,
+    dtype: str = "float32",
+    force: Annotated[bool, Option("--force")] = False,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Fit a spectral filter on the training images of a data set, and save it to a folder.
-
-    DATA may be shards, such as 'train/*.tar', which --jobs and --engine read in parallel.
-    """
+    """Fit a spectral filter on the training images of a data set, and save it to a folder."""
     from ttapca.benchmark.filters import recommended_layer, usual_fit
     from ttapca.fitting.plan import RouteChoice
     from ttapca.fitting.store import check_target, stored_dtype
@@ -92,24 +76,12 @@ def fit(
     fitted.save(to, dtype=cast("Storage", dtype), overwrite=force)
     seconds = time.perf_counter() - start
     if as_json:
-        facts = {
-            "filter": str(to),
-            "layer": fitted.layer,
-            "route": fitted.route,
-            "components": fitted.n_components_,
-            "outputs": math.prod(fitted.output_shape),
-            "explained_variance": float(fitted.explained_variance_ratio_.sum()),
-            "dropped_variance": fitted.dropped_variance_,
-            "agreement": fitted.agreement_,
-            "temperature": fitted.temperature_,
-            "images": fitted.n_samples_,
-            "accuracy": fitted.accuracy_,
-            "singular_value_error": fitted.singular_value_error_,
-            "visible_shift": {count: fitted.visible_shift(count) for count in (1, 100)},
-            "chosen": chosen,
-            "seconds": seconds,
-        }
-        print_json(facts)
+        facts: dict[str, Any] = {"filter": str(to), "layer": fitted.layer, "route": fitted.route}
+        facts |= {name: getattr(fitted, attribute) for name, attribute in MEASURED.items()}
+        facts["outputs"] = math.prod(fitted.output_shape)
+        facts["explained_variance"] = float(fitted.explained_variance_ratio_.sum())
+        facts["visible_shift"] = {count: fitted.visible_shift(count) for count in (1, 100)}
+        print_json(facts | {"chosen": chosen, "seconds": seconds})
     else:
         _print(fitted, to, chosen, seconds)
 
@@ -117,7 +89,6 @@ def fit(
 def _batches(
     images: arguments.ImageOptions, size: int | None
 ) -> tuple[TensorBatches | Shards, tuple[int, ...], str]:
-    """Return the batches to fit on, the shape of an image, and which images these are."""
     from ttapca.benchmark.filters import FIT_BATCH
 
     def batch_size(shape: tuple[int, ...]) -> int:
@@ -133,7 +104,6 @@ def _batches(
 
 
 def _labelled(images: arguments.ImageOptions, number: int) -> list[tuple[Any, Any]]:
-    """Return samples of the test part with their labels, in batches."""
     sizes = {"size": images.size, "shorter_side": images.shorter_side}
     test = arguments.read_images(images.data, "test", images.folder, **sizes)
     if number > len(test):

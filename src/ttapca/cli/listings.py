@@ -20,22 +20,19 @@ if TYPE_CHECKING:
     from torch import nn
 
 NEEDS = {"model": "the model", "data": "source data, unlabelled", "training": "its own training"}
+SHOWN = ("name", "summary", "paper", "url")
 INDENT = "    "
 WIDEST = 100  # characters; longer lines are hard to read
 TABLE_WIDTH = 140  # if the output is no terminal
-COMPONENTS = "Components of the filter whose cost is shown (default: 2,000; all cosines)."
 
 
 def layers(
     options: arguments.ModelOptions,
     input_shape: arguments.InputShape = None,
-    components: Annotated[int | None, Option(min=1, help=COMPONENTS)] = None,
+    components: Annotated[int | None, Option(min=1)] = None,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """List the layers of a network, what a filter costs at each, and which to choose.
-
-    MODEL may also be an architecture without weights, such as wrn-28-10.
-    """
+    """List the layers of a network, what a filter costs at each, and which to choose."""
     from ttapca.networks.network import CIFAR_SHAPE
 
     source = options.source()
@@ -91,21 +88,13 @@ def methods(as_json: arguments.AsJson = False) -> None:
     """List the methods, what each does, what it needs and which options it has."""
     from ttapca.methods import METHODS
 
-    rows: list[dict[str, Any]] = [
-        {
-            "name": each.name,
-            "summary": each.summary,
-            "paper": each.paper,
-            "url": each.url,
-            "needs": NEEDS[each.needs],
-            "outputs": list(each.method.outputs),
-            "options": {
-                name: list(value) if isinstance(value, tuple) else value
-                for name, value in each.options.items()
-            },
-        }
-        for each in METHODS.values()
-    ]
+    rows: list[dict[str, Any]] = []
+    for each in METHODS.values():
+        row: dict[str, Any] = {name: getattr(each, name) for name in SHOWN}
+        row |= {"needs": NEEDS[each.needs], "outputs": list(each.method.outputs)}
+        options = each.options.items()
+        row["options"] = {k: list(v) if isinstance(v, tuple) else v for k, v in options}
+        rows.append(row)
     if as_json:
         print_json(rows)
         return
@@ -114,13 +103,13 @@ def methods(as_json: arguments.AsJson = False) -> None:
     form |= {"break_long_words": False, "break_on_hyphens": False}
     for row in rows:
         typer.secho(row["name"], bold=True)
-        options = ", ".join(f"{name}={value}" for name, value in row["options"].items())
+        given = ", ".join(f"{name}={value}" for name, value in row["options"].items())
         lines = (
             row["summary"],
             f"{row['paper']} {row['url']}".strip(),
             f"needs: {row['needs']}",
             f"outputs: {', '.join(row['outputs'])}",
-            f"options: {options}" if options else "",
+            f"options: {given}" if given else "",
         )
         for text in filter(None, lines):
             typer.echo(textwrap.fill(text, width, **form))

@@ -18,20 +18,12 @@ from ttapca.support.progress import counted
 if TYPE_CHECKING:
     from ttapca.benchmark.demo_report import RepairedImage
 
-FORMAT = (
-    "csv or json (every measurement), markdown (the tables); by default what the name of FILE ends "
-    "in, else markdown."
-)
 SUFFIXES = {".csv": "csv", ".json": "json"}
-FIGURE = "Which figure, such as `rank`; without it, all are listed."
-ResultsArgument = Annotated[
-    Path, Argument(metavar="RESULTS", help="A file that `ttapca bench` wrote.")
-]
+ResultsArgument = Annotated[Path, Argument(metavar="RESULTS")]
 
 
 def report(
-    results: ResultsArgument,
-    to: Annotated[Path, Option(metavar="FILE", help="The page to write.")] = Path("report.html"),
+    results: ResultsArgument, to: Annotated[Path, Option(metavar="FILE")] = Path("report.html")
 ) -> None:
     """Write one HTML page with all tables, figures, images and costs; it works offline."""
     typer.echo(f"{to}: {counted(write_report(results, to), 'measurement')}")
@@ -52,10 +44,8 @@ def write_report(
 
 def export(
     results: ResultsArgument,
-    form: Annotated[str | None, Option("--format", help=FORMAT)] = None,
-    to: Annotated[
-        Path | None, Option(metavar="FILE", help="Where to write (default: standard output).")
-    ] = None,
+    form: Annotated[str | None, Option("--format")] = None,
+    to: Annotated[Path | None, Option(metavar="FILE")] = None,
 ) -> None:
     """Write what `ttapca bench` measured as CSV, JSON or Markdown."""
     from ttapca.benchmark.tables import export as exported
@@ -73,10 +63,8 @@ def export(
 
 def figure(
     results: ResultsArgument,
-    name: Annotated[str | None, Argument(help=FIGURE)] = None,
-    to: Annotated[
-        Path | None, Option(metavar="FILE", help=".svg, .png or .pdf (default: NAME.svg).")
-    ] = None,
+    name: Annotated[str | None, Argument()] = None,
+    to: Annotated[Path | None, Option(metavar="FILE")] = None,
 ) -> None:
     """Write one figure of the report as a file; SVG is for light and dark pages."""
     from ttapca.benchmark.figures import figures

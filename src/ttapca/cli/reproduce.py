@@ -13,7 +13,7 @@ from typer import Option
 from ttapca import benchmark
 from ttapca.cli import arguments
 from ttapca.cli.bench import exit_if_failed, failures, run_benchmark
-from ttapca.cli.console import print_tables
+from ttapca.cli.console import WORDS, print_tables
 from ttapca.cli.data import get
 from ttapca.cli.publish import write_report
 from ttapca.datasets import DATA_SETS
@@ -24,29 +24,13 @@ from ttapca.support.disk import make_folder
 OWN_NETWORK = {"cifar10": "cifar10-resnet20"}
 QUICK_IMAGES = 1000
 IN_BATCHES, ONE_BY_ONE = "demo", "demo-camera"  # presets
-HEADINGS = (
-    "1. In batches, the classes mixed; adaptation starts anew at each batch",
-    "2. As a camera sees them: one at a time, class after class; adaptation goes on",
-    "3. Clean photographs: what a method costs where nothing is wrong",
-)
 
 
 def demo(
-    to: Annotated[
-        Path | None,
-        Option(
-            metavar="DIR", help="Folder for results and report (default: ttapca-demo[-digits])."
-        ),
-    ] = None,
-    digits: Annotated[
-        bool, Option("--digits", help="Handwritten digits instead of photographs.")
-    ] = False,
+    to: Annotated[Path | None, Option(metavar="DIR")] = None,
+    digits: Annotated[bool, Option("--digits")] = False,
 ) -> None:
-    """Corrupt 500 photographs in fifteen ways, and let six methods repair a small network.
-
-    Network, photographs and filter ship with the package. `ttapca bench cifar10-resnet20 --data
-    cifar10-500` compares other methods, corruptions or settings on them.
-    """
+    """Corrupt 500 photographs in fifteen ways, and let six methods repair a small network."""
     start = time.perf_counter()  # torch takes seconds to import
     from ttapca.benchmark.measurement import one_thread
 
@@ -84,7 +68,7 @@ def _photographs(to: Path) -> None:
     ]
     repaired = repaired_images(shown, pictured.prepare(results))
     out = Console()
-    for heading, table in zip(HEADINGS, demo_tables(rows), strict=True):
+    for heading, table in zip(WORDS["headings"], demo_tables(rows), strict=True):
         out.print(f"\n{heading}", highlight=False)
         print_tables(out, [table])
     line = line_to_remember(rows)
@@ -97,30 +81,21 @@ def _photographs(to: Path) -> None:
 def reproduce(
     data: arguments.DataArgument,
     network: arguments.NetworkOptions,
-    to: Annotated[
-        Path | None, Option(metavar="DIR", help="Folder for results (default: ttapca-DATA).")
-    ] = None,
-    quick: Annotated[bool, Option("--quick", help=f"Use {QUICK_IMAGES:,} test images.")] = False,
+    to: Annotated[Path | None, Option(metavar="DIR")] = None,
+    quick: Annotated[bool, Option("--quick")] = False,
     methods: arguments.MethodList = None,
-    corrupted: Annotated[
-        Path | None, Option(metavar="DIR", help="A folder of CIFAR-C (default: found, else made).")
-    ] = None,
+    corrupted: Annotated[Path | None, Option(metavar="DIR")] = None,
     folder: arguments.DataFolder = None,
     jobs: arguments.Jobs = None,
     engine: arguments.EngineOption = None,
 ) -> None:
-    """Get the data, fit a filter, run tables 1 and 2 of the paper, write the report.
-
-    It says first what differs from the paper's own setting, and how to get that. You can stop it at
-    any time: the same command continues.
-    """
+    """Get the data, fit a filter, run tables 1 and 2 of the paper, write the report."""
     from ttapca.benchmark.paper import needed_for_the_papers_setting
 
     default = OWN_NETWORK.get(data)
     if not (network.model or network.model_option or default):
         raise OptionError(
-            f"No network for `{data}` ships with ttapca: name one, as in `ttapca reproduce {data} "
-            "MODEL`."
+            f"No network for `{data}` ships with ttapca: name one, `ttapca reproduce {data} MODEL`."
         )
     found, source = arguments.engine(jobs, engine), network.source(default)
     # A network that cannot be loaded is refused before anything is fetched.
@@ -143,7 +118,6 @@ def reproduce(
 
 
 def _place(name: str, folder: Path | None) -> Path | None:
-    """Return the folder of a data set, or None if there is none."""
     layouts = DATA_SETS[name].layouts if name in DATA_SETS else ()
     folders = ((folder or arguments.cache_root()) / each.folder for each in layouts)
     return next((each for each in folders if each.is_dir()), None)

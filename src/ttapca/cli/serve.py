@@ -17,6 +17,7 @@ from typer import Option
 
 from ttapca import __version__
 from ttapca.cli import arguments
+from ttapca.cli.configuration import ConfigFile
 from ttapca.cli.console import ConsoleReporter, print_json
 from ttapca.datasets.pictures import PictureSize
 from ttapca.errors import DataNotFoundError, OptionError
@@ -31,30 +32,22 @@ if TYPE_CHECKING:
 
 SAVED_EVERY = 10.0  # seconds
 KEPT_FILTERS = "filters"  # a folder beside the data sets
-ORDERS = "auto (learnt from the predictions), shuffled (none) or video (surely one)."
-MODES = "on, auto (while it helps), shadow (answers unchanged, counts what would change) or off."
 
 
 @dataclass(kw_only=True)
 class LimitOptions:
     """Limits of the service; None for the library's own, which the help names in brackets."""
 
-    max_batch: Annotated[int | None, Option(min=1, help="Images of a pass (64).")] = None
-    max_wait: Annotated[
-        float | None, Option(min=0, help="Seconds a pass waits for other streams (0.002).")
-    ] = None
-    max_queue: Annotated[int | None, Option(min=1, help="Images that wait (1,024).")] = None
-    max_streams: Annotated[int | None, Option(min=1, help="Streams in all (100,000).")] = None
-    max_resident: Annotated[int | None, Option(min=1, help="Streams in memory (2,000).")] = None
-    max_memory: Annotated[
-        int | None, Option(min=1, help="Bytes of the streams in memory (1 GiB).")
-    ] = None
-    max_images: Annotated[int | None, Option(min=1, help="Images of a request (256).")] = None
-    max_body: Annotated[int | None, Option(min=1, help="Bytes of a request (16 MiB).")] = None
-    max_pixels: Annotated[
-        int | None, Option(min=1, help="Pixels of a request's pictures (50 million).")
-    ] = None
-    timeout: Annotated[float | None, Option(help="Seconds until an answer (30).")] = None
+    max_batch: Annotated[int | None, Option(min=1)] = None
+    max_wait: Annotated[float | None, Option(min=0)] = None
+    max_queue: Annotated[int | None, Option(min=1)] = None
+    max_streams: Annotated[int | None, Option(min=1)] = None
+    max_resident: Annotated[int | None, Option(min=1)] = None
+    max_memory: Annotated[int | None, Option(min=1)] = None
+    max_images: Annotated[int | None, Option(min=1)] = None
+    max_body: Annotated[int | None, Option(min=1)] = None
+    max_pixels: Annotated[int | None, Option(min=1)] = None
+    timeout: float | None = None
 
     def of(self, limits: type[Any]) -> Any:
         """Return limits of one kind, `PoolLimits` or `RequestLimits`, with the given values."""
@@ -66,32 +59,25 @@ class LimitOptions:
 def serve(
     network: arguments.NetworkOptions,
     filter: arguments.FilterOption = None,
-    host: Annotated[
-        str, Option(help="Address to listen at; other than this machine's needs --tokens.")
-    ] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
-    tokens: Annotated[
-        Path | None, Option(metavar="FILE", help="Who may do what, in TOML: docs/production.md.")
-    ] = None,
-    state: Annotated[
-        Path | None, Option(metavar="FILE", help="Where streams are kept (default: nowhere).")
-    ] = None,
-    save_every: Annotated[float, Option(help="Seconds between savings.")] = SAVED_EVERY,
-    mode: Annotated[str, Option(help=f"Of new streams: {MODES}")] = "on",
-    order: Annotated[str | None, Option(help=f"How images of a stream come: {ORDERS}")] = None,
+    host: str = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535)] = 8000,
+    tokens: Annotated[Path | None, Option(metavar="FILE")] = None,
+    state: Annotated[Path | None, Option(metavar="FILE")] = None,
+    save_every: float = SAVED_EVERY,
+    mode: str = "on",
+    order: str | None = None,
     outputs: arguments.OutputsOption = None,
     input_shape: arguments.InputShape = None,
     shorter_side: arguments.ShorterSide = None,
     folder: arguments.DataFolder = None,
-    log_json: Annotated[bool, Option("--log-json", help="Log in JSON.")] = False,
+    log_json: Annotated[bool, Option("--log-json")] = False,
+    config: ConfigFile = None,
+    check: Annotated[bool, Option("--check")] = False,
     *,
     limits: LimitOptions,
 ) -> None:
-    """Predict over HTTP, with a stream for each camera, a drift alarm and a live page.
-
-    Without --filter, packaged networks get the one that ships, or one that is fitted and kept.
-    Ctrl-C or SIGTERM: what runs is answered, streams are saved, and the service ends.
-    """
+    """Predict over HTTP, with a stream for each camera, a drift alarm and a live page."""
+    del config  # its callback has read it
     import ttapca
     from ttapca._checks import Maybe, OneOf, check_option
     from ttapca.adaptation.chain_passes import Order
@@ -135,8 +121,9 @@ def serve(
         # These end last: no reader of the log may delay saving, or cut it short.
         open_files.enter_context(signals_put_back())
         open_files.enter_context(logging_to(sys.stderr, as_json=log_json))
-        listening = open_files.enter_context(listen(host, port))
-        store = None if state is None else open_files.enter_context(StreamStore(state))
+        listening = None if check else open_files.enter_context(listen(host, port))
+        kept = None if state is None or (check and not state.exists()) else StreamStore(state)
+        store = None if kept is None else open_files.enter_context(kept)
         pool = StreamPool(
             model,
             fitted,
@@ -155,13 +142,17 @@ def serve(
             pool, facts, tokens=known, limits=request_limits, metrics=measured, size=size
         )
         names = ", ".join(token.name for token in known.all)
+        if listening is None:
+            pool.try_out()
+            service.close()
+        place = "all is well" if listening is None else url_of(listening)
         typer.echo(
-            f"{url_of(listening)}  serves {facts.model} with a filter at {facts.filter}\n"
+            f"{place}  serves {facts.model} with a filter at {facts.filter}\n"
             f"  streams  {len(pool.names()):,}, "
             f"{f'kept in {state}' if state else 'not kept: --state FILE keeps them'}\n"
             f"  access   {f'with the tokens of {names}' if names else 'from this machine'}"
         )
-        ended_by = run(service, listening)
+        ended_by = None if listening is None else run(service, listening)
     if ended_by == signal.SIGINT:
         raise KeyboardInterrupt
 
@@ -198,7 +189,6 @@ def picture_size(
 
 
 def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> FittedFilter:
-    """Return the filter of a packaged network: one that ships, one that was kept, or a new one."""
     import ttapca
     from ttapca import networks
     from ttapca.benchmark.filters import FIT_BATCH, kept_filter, recommended_layer, usual_fit
@@ -235,7 +225,6 @@ def _fitted(source: NetworkSource, model: nn.Module, folder: Path | None) -> Fit
 def _class_names(
     source: NetworkSource, model: nn.Module, outputs: EvaluatedKind | None
 ) -> tuple[str, ...]:
-    """Return the names of the classes that come with a network; none if it has other outputs."""
     names = stated_names(source, model)
     count: int | None = getattr(model, "classes", None)  # of outputs
     if count is not None and outputs != "multilabel":
@@ -262,22 +251,14 @@ def stated_names(source: NetworkSource, model: nn.Module) -> tuple[str, ...]:
 
 def export_onnx(
     network: arguments.NetworkOptions,
-    filter: Annotated[
-        Path,
-        Option(metavar="DIR", exists=True, file_okay=False, help="A filter from `ttapca fit`."),
-    ],
-    to: Annotated[Path, Option(metavar="FILE", help="The file to write.")] = Path("adapted.onnx"),
+    filter: Annotated[Path, Option(metavar="DIR", exists=True, file_okay=False)],
+    to: Annotated[Path, Option(metavar="FILE")] = Path("adapted.onnx"),
     input_shape: arguments.InputShape = None,
-    streams: Annotated[
-        int | None, Option(min=1, help="Streams of a batch, to fix them (default: any).")
-    ] = None,
-    images: Annotated[int, Option(min=1, help="Images of each stream in a call.")] = 1,
+    streams: Annotated[int | None, Option(min=1)] = None,
+    images: Annotated[int, Option(min=1)] = 1,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Write a network that adapts as an ONNX file, with the state of streams as in- and outputs.
-
-    ONNX Runtime and Triton then carry the state from batch to batch: docs/production.md.
-    """
+    """Write a network that adapts as an ONNX file, with the state of streams as in- and outputs."""
     import ttapca
     from ttapca.serving.onnx_export import AFTER, BEFORE, OPSET
     from ttapca.serving.onnx_export import export_onnx as write

@@ -30,25 +30,23 @@ NEVER_MIRRORED = ("digits",)  # a mirrored 2 is no digit
 class TrainingWishes:
     """Options of `TrainingOptions` by the same names; None if its default or the images decide."""
 
-    epochs: Annotated[int, Option(help="Passes over the training images.")] = 25
-    batch_size: Annotated[int, Option(help="Images per step.")] = 128
-    peak: Annotated[float, Option(help="The highest learning rate.")] = 0.2
-    optimizer: Annotated[str, Option(help="sgd or adamw.")] = "sgd"
-    schedule: Annotated[str, Option(help="one-cycle or cosine.")] = "one-cycle"
-    warmup: Annotated[float, Option(help="Epochs of warm-up, for cosine.")] = 1.0
-    momentum: Annotated[float, Option(help="Nesterov momentum.")] = 0.9
-    weight_decay: Annotated[float, Option(help="On weights; norms and biases have none.")] = 5e-4
-    label_smoothing: Annotated[float, Option(help="Share spread over all classes.")] = 0.0
-    padding: Annotated[int | None, Option(help="Shift of random crops (default: side / 8).")] = None
-    flip: Annotated[
-        bool | None, Option("--flip/--no-flip", help="Mirror half of the images (not digits).")
-    ] = None
-    cutout: Annotated[int, Option(help="Side of a blanked square; 0 for none.")] = 0
-    average: Annotated[float, Option(help="Decay of averaged weights; 0 for none.")] = 0.0
-    rotation: Annotated[float, Option(help="Weight of the rotation loss.")] = 1.0
-    channels_last: Annotated[bool, Option(help="Memory layout that is mostly faster.")] = True
-    bfloat16: Annotated[bool, Option(help="Faster where the processor has it.")] = False
-    seed: Annotated[int, Option(help="Seed of weights, order and augmentation.")] = 0
+    epochs: int = 25
+    batch_size: int = 128
+    peak: float = 0.2
+    optimizer: str = "sgd"
+    schedule: str = "one-cycle"
+    warmup: float = 1.0
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    label_smoothing: float = 0.0
+    padding: int | None = None
+    flip: Annotated[bool | None, Option("--flip/--no-flip")] = None
+    cutout: int = 0
+    average: float = 0.0
+    rotation: float = 1.0
+    channels_last: bool = True
+    bfloat16: bool = False
+    seed: int = 0
 
     def options(self, data: str, images: Images) -> networks.TrainingOptions:
         """Return the options of a training on these images."""
@@ -72,22 +70,11 @@ class TrainingWishes:
 class NetworkWishes:
     """Options for the network, and for the weights that it begins with."""
 
-    architecture: Annotated[
-        str | None, Argument(metavar="ARCHITECTURE", help="resnet20, wrn-16-2, resnet26-gn, ...")
-    ] = None
-    model: Annotated[
-        str | None, Option(metavar="MODULE:FACTORY", help="A network of your own, instead.")
-    ] = None
-    normalise: Annotated[
-        str | None, Option(metavar="NAME", help="none, half, cifar10, ... (default: measured).")
-    ] = None
-    start: Annotated[
-        str | None, Option(metavar="FILE", help="Weights to begin with (default: random ones).")
-    ] = None
-    rotation_head: Annotated[
-        str | None,
-        Option(metavar="LAYER", help="Also learn rotations, sharing all layers up to this one."),
-    ] = None
+    architecture: Annotated[str | None, Argument(metavar="ARCHITECTURE")] = None
+    model: Annotated[str | None, Option(metavar="MODULE:FACTORY")] = None
+    normalise: Annotated[str | None, Option(metavar="NAME")] = None
+    start: Annotated[str | None, Option(metavar="FILE")] = None
+    rotation_head: Annotated[str | None, Option(metavar="LAYER")] = None
 
     def network(self, images: Images, seed: int) -> tuple[nn.Module, dict[str, Any]]:
         """Return the network before training, and the description that is kept with it."""
@@ -126,7 +113,6 @@ class NetworkWishes:
         return network, description | {"rotation_split": self.rotation_head}
 
     def _normalisation(self, images: Images) -> networks.Normalisation:
-        """Return the given one, or that of the first weights, or that of the images."""
         from ttapca.networks.checkpoints import describe_weights, stated_normalisation
         from ttapca.networks.network import find_normalisation
 
@@ -151,9 +137,7 @@ class NetworkWishes:
 
 def train(
     data: arguments.DataArgument,
-    to: Annotated[
-        Path, Option(metavar="DIR", help="Folder of the run; an unfinished run is continued.")
-    ],
+    to: Annotated[Path, Option(metavar="DIR")],
     wishes: TrainingWishes,
     network: NetworkWishes,
     size: arguments.ImageSize = None,

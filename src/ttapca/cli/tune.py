@@ -30,27 +30,17 @@ if TYPE_CHECKING:
 SHOWN = 20  # trials in the table
 RANGE = re.compile(r"(?P<low>.+?)\.\.(?P<high>.+?)(?P<log>:log)?(?::(?P<points>\d+))?")
 OPTION = "NAME=V,V | NAME=LOW..HIGH[:log][:POINTS]"
-SAMPLER = "grid, random or tpe (default: grid if all values are given)."
 
 
 @dataclass(kw_only=True)
 class SearchOptions:
     """Options for the values that are tried, for the sampler and for the conditions."""
 
-    option: Annotated[
-        list[str] | None,
-        Option(metavar="NAME=VALUES", help="1,2,4 or 1e-4..1e-1:log, with :5 for five points."),
-    ] = None
-    sampler: Annotated[str | None, Option(help=SAMPLER)] = None
-    trials: Annotated[
-        int | None, Option(min=1, help="How many random and tpe try (default: 30).")
-    ] = None
-    clean_weight: Annotated[
-        float, Option(min=0.0, help="Weight of points lost on clean images in the score.")
-    ] = 0.0
-    conditions: Annotated[
-        str | None, Option(metavar="NAME:SEVERITY,...", help="Default: sixteen held-out ones.")
-    ] = None
+    option: Annotated[list[str] | None, Option(metavar="NAME=VALUES")] = None
+    sampler: str | None = None
+    trials: Annotated[int | None, Option(min=1)] = None
+    clean_weight: Annotated[float, Option(min=0.0)] = 0.0
+    conditions: Annotated[str | None, Option(metavar="NAME:SEVERITY,...")] = None
 
     def tuning(self, method: str, session: benchmark.Benchmark, seed: int) -> benchmark.Tuning:
         """Return the search for the best options of a method."""
@@ -72,26 +62,19 @@ def tune(
     network: arguments.NetworkOptions,
     searching: SearchOptions,
     method: Annotated[
-        str | None,
-        Argument(
-            metavar="METHOD",
-            help="As `ttapca methods` lists it.",
-            autocompletion=arguments.method_names,
-        ),
+        str | None, Argument(metavar="METHOD", autocompletion=arguments.method_names)
     ] = None,
     data: arguments.DataOption = None,
     settings: arguments.Settings = "online",
     batch_sizes: arguments.BatchSizes = str(paper.BATCH_SIZE),
-    images: Annotated[int, Option(min=1, help="Training images, the last ones.")] = 500,
-    seed: Annotated[int, Option(min=0, help="Of the sampler, and of the images' order.")] = 0,
+    images: Annotated[int, Option(min=1)] = 500,
+    seed: Annotated[int, Option(min=0)] = 0,
     components: arguments.Components = None,
     layer: arguments.LayerOption = None,
     route: arguments.RouteOption = None,
     outputs: arguments.OutputsOption = None,
     filter: arguments.FilterOption = None,
-    split: Annotated[
-        str, Option(help="train; or test, for data without images for training.")
-    ] = "train",
+    split: str = "train",
     to: arguments.ResultsFile = Path("tuning.sqlite"),
     retry_failed: arguments.RetryFailed = False,
     jobs: arguments.Jobs = None,
@@ -101,11 +84,7 @@ def tune(
     shorter_side: arguments.ShorterSide = None,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Choose options of a method on held-out conditions; an interrupted search is continued.
-
-    Options are chosen on training images, under the four extra corruptions at severity 5 and the
-    standard ones at 4. What is reported, severity 5 of the fifteen on test images, is refused.
-    """
+    """Choose options of a method on held-out conditions; an interrupted search is continued."""
     if method is None and network.model_option is not None:  # then the first word is the method
         method, network.model = network.model, None
     if method is None:
@@ -131,16 +110,13 @@ def tune(
         session.reporter = reporter
         tuned = tuning.run(to, engine=found, retry_failed=retry_failed)
     if as_json:
-        facts = {
-            "method": tuned.method,
-            "images": tuned.images,
-            "seed": tuned.seed,
-            "conditions": [f"{name}:{severity}" for name, severity in tuned.conditions],
-            "best": tuned.best and tuned.best.options,
-            "source": _trial_facts(tuned.source),
-            "trials": [_trial_facts(trial) for trial in tuned.trials],
+        facts: dict[str, Any] = {
+            name: getattr(tuned, name) for name in ("method", "images", "seed")
         }
-        print_json(facts)
+        facts["conditions"] = [f"{name}:{severity}" for name, severity in tuned.conditions]
+        facts["best"] = tuned.best and tuned.best.options
+        trials = [_trial_facts(trial) for trial in tuned.trials]
+        print_json(facts | {"source": _trial_facts(tuned.source), "trials": trials})
     else:
         _print(tuned, tuning, to)
     failed = sum(trial.status == "failed" for trial in tuned.trials)
@@ -148,7 +124,6 @@ def tune(
 
 
 def _values(text: str) -> benchmark.Choices | benchmark.Range:
-    """Return the values of an option that may be tried."""
     if (found := RANGE.fullmatch(text)) is None:
         try:
             values = tomllib.loads(f"values = [{text}]")["values"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any, get_args
 
@@ -59,21 +59,27 @@ def predicted(
     logits: Tensor, classes: Sequence[str], outputs: OutputKind = "multiclass"
 ) -> list[dict[str, Any]]:
     """Return a `Prediction` for each row of logits."""
-    probabilities = Outputs(outputs, reads="probabilities")(logits).softmax(dim=1)
+    found = probabilities(logits, outputs)
 
     def likely(number: int, probability: float) -> dict[str, Any]:
         name = classes[number] if number < len(classes) else None
         return {"class": number, "name": name, "probability": probability}
 
     if outputs == "multilabel":
-        rows = [[likely(*each) for each in enumerate(row)] for row in probabilities[:, 1].tolist()]
+        rows = [[likely(*each) for each in enumerate(row)] for row in found.tolist()]
         return [
             max(row, key=_probability)
             | {"labels": [each for each in row if _probability(each) > 0.5]}
             for row in rows
         ]
-    best, found = probabilities.max(dim=1)
-    return list(map(likely, found.tolist(), best.tolist()))
+    best, numbers = found.max(dim=1)
+    return list(map(likely, numbers.tolist(), best.tolist()))
+
+
+def probabilities(logits: Tensor, outputs: OutputKind) -> Tensor:
+    """Return the probability of each class, or label, (images, classes)."""
+    found: Tensor = Outputs(outputs, reads="probabilities")(logits).softmax(dim=1)
+    return found[:, 1] if outputs == "multilabel" else found
 
 
 _probability = itemgetter("probability")
@@ -84,9 +90,6 @@ def picture_url(pixels: Pixels) -> str:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
-
-
-# Describing answers ------------------------------------------------------------------------------
 
 
 class LikelyClass(BaseModel):
@@ -153,32 +156,34 @@ class ErrorAnswer(BaseModel):
     error: ErrorFacts
 
 
+class OpenError(BaseModel):
+    """The form of refusals in the Open Inference Protocol, with our code."""
+
+    error: str
+    code: str
+
+
+def body(content: Mapping[str, object]) -> dict[str, Any]:
+    """Describe what a request has by type."""
+    return {"requestBody": {"required": True, "content": content}}
+
+
 _FILES = {"type": "array", "items": BINARY["schema"]}
 _FORM = {"type": "object", "required": ["images"], "properties": {"images": _FILES}}
-IMAGES_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            FORM: {"schema": _FORM},
-            **dict.fromkeys((*PICTURE_TYPES, NPY), BINARY),
-        },
-    }
-}
-_MODE = {
-    "type": "object",
-    "required": ["mode"],
-    "properties": {"mode": {"enum": list(get_args(Mode))}},
-}
-MODE_BODY = {"requestBody": {"required": True, "content": {JSON: {"schema": _MODE}}}}
-STATE_BODY = {"requestBody": {"required": True, "content": {BYTES: BINARY}}}
+IMAGES_BODY = body({FORM: {"schema": _FORM}, **dict.fromkeys((*PICTURE_TYPES, NPY), BINARY)})
+_MODES = {"mode": {"enum": list(get_args(Mode))}}
+MODE_BODY = body({JSON: {"schema": {"type": "object", "required": ["mode"], "properties": _MODES}}})
+STATE_BODY = body({BYTES: BINARY})
 
 ALWAYS = (401, 403, 422, 429, 503)
 WITH_BODY = (400, 408, 413)
 
 
-def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def refusals(
+    *statuses: int, model: type[BaseModel] = ErrorAnswer
+) -> dict[int | str, dict[str, Any]]:
     """Describe these refusals of a route, and those of every route."""
     return {
-        status: {"model": ErrorAnswer, "description": f"With a code: {', '.join(CODES[status])}."}
+        status: {"model": model, "description": f"With a code: {', '.join(CODES[status])}."}
         for status in sorted({*ALWAYS, *statuses})
     }

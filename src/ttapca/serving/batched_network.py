@@ -149,8 +149,7 @@ class BatchedNetwork:
             )
         if not all(each.seen for each in outcomes):
             raise LayerOutputError(
-                f"A pool needs a model that calls the layer of its filter, `{self._layer}`, in "
-                "every pass; this one has not."
+                f"A model must call the layer of its filter, `{self._layer}`, in every pass."
             )
         logits, first, found = logits.float().cpu(), 0, []
         for (name, record, images), outcome in zip(requests, outcomes, strict=True):
@@ -176,7 +175,6 @@ class BatchedNetwork:
     def _after(
         self, record: StreamRecord, size: int, logits: Tensor, outcome: StreamOutcome
     ) -> tuple[StreamRecord, int | None]:
-        """Return the record after a pass with `size` images, and how many differ."""
         answered, remembered = logits[:size], logits[-size:]
         if not torch.isfinite(remembered).all():
             return dataclasses.replace(record, skipped=record.skipped + 1), None
@@ -227,7 +225,6 @@ class BatchedNetwork:
             self._made = output
 
     def _image(self, images: Tensor, end: int) -> FilteredImage | None:
-        """Return the first image of a request, whose rows of the batch have this end."""
         given, made, row = self._given, self._made, end - len(images)
         if given is None or made is None or given.shape[1:] != images.shape[1:]:
             return None
@@ -242,7 +239,6 @@ class BatchedNetwork:
 
 
 def _rows(copies: Sequence[tuple[int, Tensor, Copy]], device: torch.device) -> ImageRows:
-    """Return the stream of each row of a batch, and how it goes through the network."""
     sizes = torch.tensor([len(images) for _, images, _ in copies])
     columns = zip(*((number, *copy) for number, _, copy in copies), strict=True)
     return ImageRows(*(torch.tensor(each).repeat_interleave(sizes).to(device) for each in columns))

@@ -56,8 +56,7 @@ class ImageDecoder:
         sides = (sides, sides) if isinstance(sides, int) else sides
         if self.size is not None and not (self._takes_pictures and sides == self.shape[1:]):
             raise OptionError(
-                f"Pictures must get the size that the network takes, {self._shapes()}; found "
-                f"{self.size}. Leave it out."
+                f"Pictures get the size that the network takes, {self._shapes()}, not {self.size}."
             )
 
     def images(self, content_type: str, body: bytes) -> Tensor:
@@ -75,13 +74,16 @@ class ImageDecoder:
             advice = "Send what numpy.save writes."
             with reading(Path("The body"), "is not a plain `.npy` array", advice):
                 array = parse_npy(body)
-            tensor = self._tensor(array)
-            return OpenedImages(len(tensor), 0, lambda: tensor)
+            return self.opened(array)
         raise HttpError(
             "unsupported_type",
-            f"Images are sent as one of {', '.join(CONTENT_TYPES)}; found {shown(kind)}. Set the "
-            "header Content-Type.",
+            f"Images are sent as one of {', '.join(CONTENT_TYPES)}; found {shown(kind)}.",
         )
+
+    def opened(self, array: NDArray[Any]) -> OpenedImages:
+        """Return images that came as numbers, which are checked."""
+        tensor = self._tensor(array)
+        return OpenedImages(len(tensor), 0, lambda: tensor)
 
     @property
     def _takes_pictures(self) -> bool:
@@ -126,8 +128,7 @@ class ImageDecoder:
         kind = found.dtype.newbyteorder("=").name
         if kind not in ("uint8", *FLOATS):
             raise DataFormatError(
-                f"Images must be uint8 from 0 to 255, or {', '.join(FLOATS)} from 0 to 1; found "
-                f"{kind}."
+                f"Images must be uint8 (0 to 255) or {', '.join(FLOATS)} (0 to 1); found {kind}."
             )
         self._check_count(len(found) if found.ndim else 0)
         if found.shape[1:] not in (self.shape, self._by_pixel):

@@ -25,10 +25,8 @@ class GaveWayError(TtapcaError):
     """A request had to give way to others, which hold less."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "Too much is being worked on, and no other client has more of it than this one. Try "
-            "again in a moment."
-        )
+        words = "Too much is being worked on, and no other client has more of it than this one."
+        super().__init__(f"{words} Try again in a moment.")
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,6 @@ from ttapca.errors import FeedError, OptionError
 STOPPING = 2.0  # seconds that a request may take to end when feeding stops
 LATE = 1.0  # seconds behind its time from which a stream does not catch up
 
-# Schedules ---------------------------------------------------------------------------------------
-
 CLEAN = "clean"
 SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 LONGEST = 1_000_000_000  # images or seconds of one condition
@@ -90,16 +88,12 @@ def _step(word: str, text: str) -> Step:
         severity = severities.get(digits or str(SEVERITIES[-1]), 0)
         if not severity:
             raise OptionError(
-                f"A severity is from {SEVERITIES[0]} to {SEVERITIES[-1]}, as in `fog:3 20s`; found "
-                f"`{word}`."
+                f"A severity is from {SEVERITIES[0]} to {SEVERITIES[-1]}; found `{word}`."
             )
     amount = float(number) * SECONDS.get(unit, 1)
     if not 0 < amount <= LONGEST:
         raise OptionError(f"A condition lasts longer than nothing, not for ever; found `{word}`.")
     return Step(corruption, severity, amount, "seconds" if unit in SECONDS else "images")
-
-
-# Feeding -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -284,8 +278,6 @@ def check_fits(info: dict[str, Any], images: Images) -> None:
         )
 
 
-# Talking to the server --------------------------------------------------------------------------
-
 # Answers after which the same request may succeed; a proxy says 502 or 504 for a missing server.
 RETRIED = (429, 502, 503, 504)
 TIMEOUT = 60.0  # seconds without an answer
@@ -310,8 +302,7 @@ class ServerClient:
         self._address = _checked_address(self.url)
         if self.token and not self.token.isprintable():
             raise OptionError(
-                "A token is one line of text; this one has a line break or a character that cannot "
-                "be printed. Copy it again."
+                "A token is one line of text to be printed; this one is not. Copy it again."
             )
 
     def info(self) -> dict[str, Any]:
@@ -325,7 +316,6 @@ class ServerClient:
         return self._ask(f"/v1/predict?stream={quote(stream, safe='')}", body.getvalue())
 
     def _ask(self, path: str, body: bytes | None = None) -> dict[str, Any]:
-        """Send a request until it is answered, refused for good, or patience is over."""
         request = Request(self._address + path, body, {"Accept": "application/json"})  # noqa: S310
         if body is not None:
             request.add_header("Content-Type", "application/x-npy")
@@ -380,7 +370,6 @@ def _parsed(answer: bytes, url: str) -> dict[str, Any]:
 
 
 def _refusal(error: HTTPError, url: str, token: bool) -> str:
-    """Return why the server refused, in a sentence."""
     with error:
         answer = error.read()
     if error.code == 401:
@@ -394,13 +383,9 @@ def _refusal(error: HTTPError, url: str, token: bool) -> str:
 
 
 def _unreachable(url: str, error: object) -> str:
-    """Return why there was no answer, in a sentence."""
     reason = str(error) or type(error).__name__
     if isinstance(error, TimeoutError):
         reason = f"no answer within {TIMEOUT:.0f} s"
     elif isinstance(error, OSError) and error.strerror:
         reason = error.strerror.lower()
-    return (
-        f"{url} cannot be reached: {reason}. Start a server there with `ttapca serve`, or name "
-        "another address."
-    )
+    return f"{url} cannot be reached: {reason}. Start a server there, or name another address."

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ttapca import __version__
 from ttapca._checks import shown
-from ttapca.serving import stream_routes
+from ttapca.serving import open_inference, stream_routes
 from ttapca.serving.api_models import Info, refusals
 from ttapca.serving.http_errors import HttpError, closing, http_error
 from ttapca.serving.metrics import CONTENT_TYPE
@@ -45,7 +45,9 @@ BEARER = Depends(
 PAGE_TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
 
 LOGGER = logging.getLogger("ttapca.serving")
-API = "/v1/"
+# What takes images and tells of streams; what a page of another site may not load at all.
+API, DATA, OPEN = ("/v1/", "/v2/models"), ("/v1/", "/v2", "/metrics"), "/v2"
+UNTRACED = "healthz,readyz,v2/health,metrics"  # what machines ask all the time
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DISCARD_SECONDS = 0.5  # for a client that is still sending a refused body, to see the answer
 
@@ -59,9 +61,7 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
 }
 FAILURE = HttpError(
-    "failure",
-    "The service has failed; this is a fault of its own, and its log says more under the id in the "
-    "header X-Request-ID.",
+    "failure", "The service has failed by its own fault; its log says more under this X-Request-ID."
 )
 
 router = APIRouter(tags=["service"])
@@ -82,7 +82,12 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, cast(Any, _refuse_address))
     app.add_exception_handler(RequestValidationError, cast(Any, _refuse_parameter))
     app.include_router(stream_routes.router, dependencies=[BEARER], tags=["streams"])
+    app.include_router(open_inference.router, dependencies=[BEARER], tags=["open inference"])
     app.include_router(router)
+    with suppress(ImportError):  # OpenTelemetry, if its packages are installed
+        from opentelemetry.instrumentation import fastapi
+
+        fastapi.FastAPIInstrumentor.instrument_app(app, excluded_urls=UNTRACED)
     return app
 
 
@@ -119,9 +124,7 @@ async def alive() -> dict[str, str]:
 @router.get("/readyz", responses={503: refusals()[503]})
 async def ready(request: Request) -> dict[str, str]:
     """Tell whether the service takes requests."""
-    service = service_of(request)
-    if service.draining or service.pool.closed:
-        raise closing()
+    service_of(request).check_ready()
     return {"status": "ready"}
 
 
@@ -153,10 +156,10 @@ def page_files() -> dict[str, Response]:
 
 
 async def _refuse_address(request: Request, error: HTTPException) -> Response:
-    """Refuse an address or a method without a route, in the form of all refusals."""
     if error.status_code == 405:
         # The error names the methods of the first route that has this address.
-        routes = cast(Iterable[Route], (*stream_routes.router.routes, *router.routes))
+        routers = (stream_routes.router, open_inference.router, router)
+        routes = cast(Iterable[Route], [each for one in routers for each in one.routes])
         fitting = [each for each in routes if each.path_regex.match(request.scope["path"])]
         names = {name for each in fitting for name in each.methods or ()}
         methods = ", ".join(sorted(names or (error.headers or {})["Allow"].split(", ")))
@@ -167,7 +170,6 @@ async def _refuse_address(request: Request, error: HTTPException) -> Response:
 
 
 async def _refuse_parameter(_request: Request, error: RequestValidationError) -> Response:
-    """Refuse a parameter that FastAPI finds wrong, in the form of all refusals."""
     first = error.errors()[0]
     name = first["loc"][-1]
     if first["type"] == "missing":
@@ -175,9 +177,6 @@ async def _refuse_parameter(_request: Request, error: RequestValidationError) ->
     else:
         message = f"The parameter `{name}` is wrong: {first['msg']}; found {shown(first['input'])}."
     raise HttpError("bad_parameter", message)
-
-
-# Middleware ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -247,7 +246,9 @@ class ServiceMiddleware:
             if exchange.record.status:  # the answer has begun: it can only be cut off
                 return
             await exchange.discard()
-            content = {"error": {"code": refusal.code, "message": str(refusal)}}
+            content: dict[str, Any] = {"error": {"code": refusal.code, "message": str(refusal)}}
+            if scope["path"].startswith(OPEN):  # that protocol has text there
+                content = {"error": str(refusal), "code": refusal.code}
             answer = JSONResponse(content, refusal.status, refusal.headers)
             await answer(scope, exchange.receive, exchange.send)
 
@@ -255,31 +256,26 @@ class ServiceMiddleware:
         """Refuse foreign pages, and requests to the API that the service cannot take now."""
         service = self.service
         if not service.tokens.all:
-            _check_origin(headers, data=path.startswith(API) or path == "/metrics")
+            _check_origin(headers, data=path.startswith(DATA))
         if path.startswith(API) and service.draining:
             raise closing()
 
 
 def _check_origin(headers: Mapping[str, str], *, data: bool) -> None:
-    """Refuse pages of other sites: a browser on this machine may show any page.
-
-    What a page loads, as an image or a script, has no `Origin`, but browsers say who asks. A link
-    may lead to the live page.
-    """
+    # A browser on this machine may show any page. What that loads, as an image or a script, has no
+    # `Origin`, but browsers say who asks. A link may lead to the live page.
     host, origin = headers.get("host", "localhost"), headers.get("origin")
     if not is_loopback(host):
         raise HttpError(
             "foreign_host",
-            "Without tokens, this service answers to localhost only; the request names another "
-            "host. Start it with --tokens FILE to use it from elsewhere.",
+            "Without tokens, this service answers to localhost only; give it --tokens FILE.",
         )
     foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
     followed = headers.get("sec-fetch-mode") == "navigate" and not data
     if (foreign and not followed) or (origin is not None and origin.partition("://")[2] != host):
         raise HttpError(
             "foreign_origin",
-            "Without tokens, this service answers no pages of other sites. Start it with --tokens "
-            "FILE to use it from there.",
+            "Without tokens, this service answers no pages of other sites; give it --tokens FILE.",
         )
 
 

@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 
 from ttapca import errors
 from ttapca.errors import TtapcaError
 from ttapca.serving.fairness import GaveWayError
 
 SHORT_WAIT = 1.0  # seconds after which a full queue or a long answer is worth another try
-CODES = {
-    400: ("bad_length", "disconnected"),
-    401: ("token_missing", "token_unknown"),
-    403: ("right_missing", "foreign_host", "foreign_origin"),
-    404: ("not_found", "unknown_stream"),
-    405: ("method_not_allowed",),
-    408: ("body_too_slow",),
-    409: ("damaged_stream",),
-    413: ("body_too_large", "too_many_pixels"),
-    415: ("unsupported_type",),
-    422: ("bad_images", "bad_stream_name", "bad_state", "bad_body", "bad_parameter"),
-    429: ("too_many_requests", "too_many_images", "too_many_streams"),
-    500: ("failure",),
-    503: ("queue_full", "busy", "too_late", "closing", "storage"),
-}
+_TABLES = tomllib.loads(Path(__file__).with_name("http_codes.toml").read_text("utf-8"))
+CODES: dict[int, list[str]] = {int(status): codes for status, codes in _TABLES["codes"].items()}
 STATUSES = {code: status for status, codes in CODES.items() for code in codes}
-# Errors of the library that a request can cause.
-CODE_OF_ERROR: dict[type[TtapcaError], str] = {
-    errors.PoolFullError: "queue_full",
-    GaveWayError: "busy",
-    errors.PoolClosedError: "closing",
-    errors.TooManyStreamsError: "too_many_streams",
-    errors.UnknownStreamError: "unknown_stream",
-    errors.StreamNameError: "bad_stream_name",
-    errors.SavedStreamError: "bad_state",
-    errors.OptionError: "bad_body",  # a mode that this filter does not allow
-    errors.DamagedStreamError: "damaged_stream",  # waiting does not mend it
-    errors.StorageError: "storage",
-    errors.ShapeError: "bad_images",
-    errors.DataFormatError: "bad_images",
-    errors.InputTypeError: "bad_images",
-    errors.NonFiniteError: "bad_images",
-}
+CODE_OF_ERROR: dict[type[TtapcaError], str] = {GaveWayError: "busy"}
+CODE_OF_ERROR |= {getattr(errors, name): code for name, code in _TABLES["errors"].items()}
 
 
 class HttpError(TtapcaError, ValueError):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+import tomllib
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ttapca.errors import StorageError, UnknownStreamError
@@ -31,25 +33,10 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-# Series of a stream: attributes of its status, and what they mean.
-STREAM_SERIES = {
-    "health.shift": "How surely images have shifted, 0 to 1",
-    "health.shifted": "1 while the alarm is on",
-    "health.ordered": "How surely classes stay for a while, so that the order of images is used, "
-    "0 to 1",
-    "health.skew": "How surely classes are not those of the source, 0 to 1",
-    "adapting": "1 while the adapted network answers, which streams in the mode auto choose",
-    "switches": "How often a stream in the mode auto has chosen the other network",
-    "harmful": "1 while a stream in the mode auto is not adapted to since that seems to do harm",
-    "adapted_share": "Share of images that were answered with a filter that changed them",
-    "disagreement": "Share of images in shadow, or auto, that have another class when adapted",
-    "health.expected_error": "Estimated share of wrong predictions of the adapted network",
-    "health.expected_error_untouched": "The same of the untouched network, in shadow and auto",
-    "health.skipped": "Requests that led to NaN or infinity and changed nothing",
-    "health.implausible": "Images that no shift explains, and that were answered by the network as "
-    "it is",
-    "health.images": "Images seen",
-}
+# By name, after `ttapca_stream_`: an attribute of a stream's status, and what it means.
+STREAM_SERIES: dict[str, list[str]] = tomllib.loads(
+    Path(__file__).with_name("stream_series.toml").read_text("utf-8")
+)
 
 
 class StreamSeries(Collector):
@@ -78,17 +65,20 @@ class StreamSeries(Collector):
         for stream in last:
             with suppress(UnknownStreamError, StorageError):  # deleted, or out of reach
                 found[stream] = self.pool.status(stream)
-        for path, words in STREAM_SERIES.items():
-            name = path.removeprefix("health.")
-            family = GaugeMetricFamily(f"ttapca_stream_{name}", words, labels=("stream",))
-            for stream, status in found.items():
-                number = attrgetter(path)(status)
-                if name == "shifted" or number is not None:
-                    family.add_metric((stream,), float(number or 0))
-            if name == "shifted":
-                others = set(self.pool.names(shifted=True)).difference(found)
-                family.add_metric((REST,), len(others))
-            yield family
+        shifted = set(self.pool.names(shifted=True)).difference(found)
+        for name, (path, words) in STREAM_SERIES.items():
+            # Its first name, which 0.3 drops, if it had another one.
+            gone = f"Deprecated, and gone in 0.3: it is called ttapca_stream_{name}"
+            for each, told in {path.removeprefix("health."): gone, name: words}.items():
+                kind = CounterMetricFamily if each.endswith("_total") else GaugeMetricFamily
+                family = kind(f"ttapca_stream_{each}", told, labels=("stream",))
+                for stream, status in found.items():
+                    number = attrgetter(path)(status)
+                    if name == "shifted" or number is not None:
+                        family.add_metric((stream,), float(number or 0))
+                if name == "shifted":
+                    family.add_metric((REST,), len(shifted))
+                yield family
 
 
 class Metrics(PoolObserver):

@@ -109,7 +109,6 @@ def export_onnx(
 def _written(
     network: StatefulNetwork, shape: tuple[int, ...], sizes: tuple[int | None, int], layer: str
 ) -> bytes:
-    """Return the content of the file."""
     import onnx
 
     traced = _traced(network, shape, sizes)
@@ -165,7 +164,6 @@ def _simplify(model: Any) -> None:
 def _traced(
     network: StatefulNetwork, shape: tuple[int, ...], sizes: tuple[int | None, int]
 ) -> torch.export.ExportedProgram:
-    """Return the network as traced by torch."""
     streams, images = sizes
     state = [torch.zeros(streams or EXAMPLE, *part) for part in network.state.values()]
     example = (torch.zeros(streams or EXAMPLE, images, *shape), *state)
@@ -235,9 +233,6 @@ def _remove_traces(graph: Any) -> None:
         for attribute in node.attribute:
             for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
                 _remove_traces(inner)
-
-
-# The network as one function --------------------------------------------------------------------
 
 
 class TracedBatch(StreamBatch):
@@ -374,14 +369,12 @@ class StatefulNetwork(nn.Module):
             self._stream.batch = None
         if 0 not in batch.spectra:
             raise LayerOutputError(
-                f"A model must call the layer of its filter, `{self._layer}`, in every pass; this "
-                "one has not."
+                f"A model must call the layer of its filter, `{self._layer}`, in every pass."
             )
         if not isinstance(found, Tensor) or found.dim() != 2:
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise LayerOutputError(
-                f"A model must return logits of shape (images, classes); found {shape}. Say where "
-                "they are with `logits=`."
+                f"Models return logits of shape (images, classes); found {shape}. See `logits=`."
             )
         logits = self.adapter.predictor.outputs.as_returned(found)
         logits = logits.reshape(*images.shape[:2], -1)

@@ -131,8 +131,6 @@ class StreamPool(AbstractContextManager["StreamPool"]):
             )
             self._saver.start()
 
-    # Requests --------------------------------------------------------------------------------
-
     def submit(
         self,
         stream: str,
@@ -140,6 +138,8 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         *,
         admit: Admission | None = None,
         client: Client = ANYONE,
+        starts: bool = False,
+        ends: bool = False,
     ) -> Future[Answer]:
         """Ask for predictions, and return at once.
 
@@ -151,13 +151,15 @@ class StreamPool(AbstractContextManager["StreamPool"]):
             images: As the model takes them, finite, shape (images, *input_shape).
             admit: Called with all names before a new stream begins; an error of it refuses that.
             client: Who asks, of those who have shares of the pool.
+            starts: Whether the stream begins anew with these images, in its mode.
+            ends: Whether the stream is forgotten when they are answered, also on disk.
         """
         check_name(stream)
         self._check_images(images)
         came = time.perf_counter()
         with self._news:
             self._check_open()
-            request = Request(stream, images.detach(), Future(), came, client)
+            request = Request(stream, images.detach(), Future(), came, client, starts, ends)
             self._streams.reserve(stream, request, admit)
             try:
                 gone = self._queue.put(request)
@@ -187,6 +189,17 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         """Calibrate for every number of images that a stream can have: it takes about a second."""
         self._network.warm_up(self.limits.max_images)
 
+    def try_out(self) -> None:
+        """Predict a grey image that belongs to no stream, or raise an error that says why not."""
+        grey = torch.full((1, *self.input_shape), 0.5)
+        new = ("trial", self._network.new_record(self.mode), grey)
+        try:
+            self._between_passes(lambda: self._network.predict([new]))
+        except RuntimeError as error:
+            raise errors.ShapeError(
+                f"The network must take images of shape {self.input_shape}; it does not: {error}"
+            ) from error
+
     def _check_open(self) -> None:
         if self._queue.closing:
             raise errors.PoolClosedError("This pool was closed, and takes no more requests.")
@@ -206,8 +219,6 @@ class StreamPool(AbstractContextManager["StreamPool"]):
             )
         if not bool(torch.isfinite(images).all()):
             raise errors.NonFiniteError("Images must be finite; found NaN or infinity.")
-
-    # Streams -----------------------------------------------------------------------------------
 
     def names(self, *, shifted: bool | None = None) -> list[str]:
         """Return the names of streams, in memory or on disk, sorted; or of (un)shifted ones."""
@@ -275,7 +286,6 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         return self._between_passes(work)
 
     def _between_passes(self, work: Callable[[], Found]) -> Found:
-        """Run a function in the thread of the passes, and return its result."""
         done: Future[Found] = Future()
 
         def run() -> None:
@@ -289,8 +299,6 @@ class StreamPool(AbstractContextManager["StreamPool"]):
             self._controls.append(run)
             self._news.notify_all()
         return done.result()
-
-    # Saving ----------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Write all streams that have changed to the store, in one transaction."""
@@ -313,8 +321,6 @@ class StreamPool(AbstractContextManager["StreamPool"]):
             self._unsaved = False
             if before:
                 LOGGER.info("streams are saved again")
-
-    # Passes ----------------------------------------------------------------------------------
 
     @property
     def queue_length(self) -> int:
@@ -354,7 +360,7 @@ class StreamPool(AbstractContextManager["StreamPool"]):
         try:
             begun = time.perf_counter()
             predictions = self._network.predict(
-                [(each.stream, self._streams.get(each.stream), each.images) for each in requests]
+                [(each.stream, self._record_for(each), each.images) for each in requests]
             )
         except BaseException as error:
             if len(requests) > 1:
@@ -371,7 +377,18 @@ class StreamPool(AbstractContextManager["StreamPool"]):
             self._streams.put(request.stream, record, image)
             # The observer first: a caller who has an answer finds it counted.
             self._tell(self._observer.answered, answer, time.perf_counter() - request.came)
-            request.answer.set_result(answer)
+            try:
+                if request.ends:
+                    with suppress(errors.UnknownStreamError):  # dropped while it waited
+                        self._streams.drop(request.stream)
+            except errors.TtapcaError as error:
+                request.answer.set_exception(error)
+            else:
+                request.answer.set_result(answer)
+
+    def _record_for(self, request: Request) -> StreamRecord:
+        record = self._streams.get(request.stream)
+        return self._network.new_record(record.mode) if request.starts else record
 
     def _tell(self, notice: Callable[..., None], *facts: object) -> None:
         """Tell the observer; the threads of the pool outlive an error in it."""

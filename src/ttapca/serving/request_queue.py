@@ -74,6 +74,8 @@ class Request:
     answer: Future[Answer]
     came: float  # by `time.perf_counter`
     client: Client = field(default_factory=Client)
+    starts: bool = False  # whether its stream begins anew
+    ends: bool = False  # whether its stream is forgotten then
 
 
 class RequestQueue:
@@ -144,7 +146,6 @@ class RequestQueue:
         return chosen, cancelled
 
     def _wait_for_others(self) -> None:
-        """Wait a moment if fewer streams ask than did of late."""
         first = min(self._turns.heads(), key=lambda each: each.number)
         until = first.item.came + self._limits.max_wait
         while not self.closing and len(self._turns.heads()) < self._lately:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from ttapca.serving.decoding import ImageDecoder, OpenedImages
 from ttapca.serving.fair_threads import FairThreads
 from ttapca.serving.fairness import GaveWayError, Room, Share
-from ttapca.serving.http_errors import HttpError
+from ttapca.serving.http_errors import HttpError, closing
 from ttapca.serving.limits import Rate, RequestLimits
 from ttapca.serving.metrics import Metrics
 from ttapca.serving.tokens import ANYBODY, Right, Token, Tokens
@@ -43,6 +43,16 @@ class ServiceFacts:
     filter: str  # in words
     classes: tuple[str, ...] = ()  # empty if they have no names
     bands: tuple[tuple[int, int], ...] = ()  # first and last component, counting from 1
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The images of a request, and their stream, which may begin anew or end with them."""
+
+    stream: str  # its full name
+    images: OpenedImages
+    starts: bool = False
+    ends: bool = False
 
 
 @dataclass(eq=False)
@@ -95,17 +105,25 @@ class Service:
         """Return the token of a request, which must have some rights, and count the request."""
         token = self._shown(request) if self.tokens.all else ANYBODY
         request.state.record.token = token.name if self.tokens.all else None
+        self.check_rights(token, *rights)
+        self._count(token, "requests", 1)
+        return token
+
+    def check_rights(self, token: Token, *rights: Right) -> None:
+        """Refuse a token without some rights."""
         if not token.rights.issuperset(rights):
             raise HttpError(
                 "right_missing",
                 f"This needs the right{'s' * (len(rights) > 1)} {' and '.join(rights)}; the token "
                 f"`{token.name}` has {', '.join(sorted(token.rights))}. Use another one.",
             )
-        self._count(token, "requests", 1)
-        return token
+
+    def check_ready(self) -> None:
+        """Raise unless the service takes requests."""
+        if self.draining or self.pool.closed:
+            raise closing()
 
     def _count(self, token: Token, unit: Literal["requests", "images"], count: int) -> None:
-        """Count requests or images of a token, or refuse them."""
         rate = self._rates.get((token.name, unit))
         wait = 0.0 if rate is None else rate.wait(count)
         if wait:
@@ -184,28 +202,34 @@ class Service:
                 "more. Send several requests, or smaller pictures.",
             )
 
-    async def answer(self, token: Token, stream: str, content_type: str, body: Body) -> Answer:
-        """Decode the images of a request, and return the answer of the pool."""
+    async def answer(self, token: Token, body: Body, read: Callable[[bytes], Asked]) -> Answer:
+        """Decode the images that `read` finds in a body, and return the answer of the pool."""
 
-        def submit(opened: OpenedImages) -> Future[Answer]:
-            client = token.client
-            return self.pool.submit(stream, opened.decode(), admit=token.check_quota, client=client)
+        def submit(asked: Asked) -> Future[Answer]:
+            return self.pool.submit(
+                asked.stream,
+                asked.images.decode(),
+                admit=token.check_quota,
+                client=token.client,
+                starts=asked.starts,
+                ends=asked.ends,
+            )
 
-        def begin() -> OpenedImages | Future[Answer]:
-            opened = self.decoder.open(content_type, bytes(body.content))
+        def begin() -> Asked | Future[Answer]:
+            asked = read(bytes(body.content))
             # Small ones at once: another thread would take longer than the pictures.
-            return opened if limited or opened.pixels > LARGE else submit(opened)
+            return asked if limited or asked.images.pixels > LARGE else submit(asked)
 
         limited = (token.name, "images") in self._rates
         async with self._in_time():
             cost = max(1, len(body.content))
             future = await self._decoders.run(begin, body.share, cost, _give_up)
-            if isinstance(future, OpenedImages):
-                opened = future
-                self._count(token, "images", opened.count)
-                large = opened.pixels > LARGE
+            if isinstance(future, Asked):
+                images = future.images
+                self._count(token, "images", images.count)
+                large = images.pixels > LARGE
                 future = await (self._large_decoders if large else self._decoders).run(
-                    partial(submit, opened), body.share, opened.pixels if large else cost, _give_up
+                    partial(submit, future), body.share, images.pixels if large else cost, _give_up
                 )
             self._bodies.leave(body.share)
             body.content = bytearray()
@@ -238,7 +262,7 @@ def _give_up(decoding: Future[Any]) -> None:
     """Cancel the request that a thread has given to the pool, if it has."""
     if not decoding.cancelled() and decoding.exception() is None:
         result = decoding.result()
-        if not isinstance(result, OpenedImages):
+        if not isinstance(result, Asked):
             result.cancel()
 
 

@@ -7,12 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from typing import TypeAlias
 
-from ttapca.errors import (
-    DamagedStreamError,
-    SavedStreamError,
-    TooManyStreamsError,
-    UnknownStreamError,
-)
+from ttapca import errors
 from ttapca.serving.batched_network import FilteredImage
 from ttapca.serving.limits import PoolLimits
 from ttapca.serving.stream_record import StreamRecord, check_name, read_record
@@ -58,9 +53,9 @@ class StreamCache:
             try:
                 self._stored(name, store)
                 return
-            except DamagedStreamError as error:
+            except errors.DamagedStreamError as error:
                 found = error
-        raise SavedStreamError(
+        raise errors.SavedStreamError(
             f"A pool goes on with streams of its own network and filter; {store.path} keeps "
             f"others. {found.__cause__} Use its own network and filter, or another file."
         ) from found
@@ -84,12 +79,11 @@ class StreamCache:
         with self._lock:
             new = name not in self._known
             if new and len(self._known) >= most:
-                raise TooManyStreamsError(
-                    f"There may be at most {most:,} streams, and there are; `{name}` would be one "
-                    "more. Drop some that are over."
+                raise errors.TooManyStreamsError(
+                    f"There may be at most {most:,} streams; `{name}` is one more. Drop some."
                 )
             if new and self._store is None and self._memory >= self._limits.max_memory:
-                raise TooManyStreamsError(
+                raise errors.TooManyStreamsError(
                     f"All streams may take {self._limits.max_memory:,} bytes, and they do; "
                     f"`{name}` would be one more. Drop some, or keep them in a `StreamStore`."
                 )
@@ -118,7 +112,7 @@ class StreamCache:
         """Raise `StreamNameError` or `UnknownStreamError` unless there is such a stream."""
         check_name(name)
         if name not in self._known:
-            raise UnknownStreamError(
+            raise errors.UnknownStreamError(
                 f"There is no stream `{name}`; it begins with its first image."
             )
 
@@ -140,8 +134,8 @@ class StreamCache:
         try:
             data = store.read(name)
             return None if data is None else self.parse(data)
-        except SavedStreamError as error:  # the fault of a caller who sends bytes; these are ours
-            raise DamagedStreamError(
+        except errors.SavedStreamError as error:  # a caller's fault, but these bytes are ours
+            raise errors.DamagedStreamError(
                 f"The stream `{name}` in {store.path} is damaged: {error} Drop it to begin anew."
             ) from error
 
@@ -174,7 +168,6 @@ class StreamCache:
             return self._images.get(name)
 
     def _evict(self, name: str) -> None:
-        """Remove a record from memory, if it is there."""
         self._records.pop(name, None)
         self._memory -= self._sizes.pop(name, 0)
 

@@ -32,14 +32,12 @@ def check_name(name: object, longest: int = LONGEST_NAME) -> None:
         )
 
 
-@dataclass(frozen=True)
-class StreamStatus:
-    """How a stream is, and how its requests were answered.
+@dataclass(frozen=True, kw_only=True)
+class StreamCounts:
+    """What a status and a glance both tell of a stream.
 
     Attributes:
-        health: Of its images.
         mode: Whether its images are adapted to.
-        gains: Scale of each band of components where images are adapted to, as in `health.bands`.
         requests: How many requests were answered.
         adapted_share: Share of all images that were answered with a filter that changed them.
         disagreement: Share of images in shadow and auto with another class when adapted, or None.
@@ -50,9 +48,7 @@ class StreamStatus:
         alarm_after: How many more images its alarm needs at least; None while it is on.
     """
 
-    health: Health
     mode: Mode
-    gains: tuple[float, ...]
     requests: int
     adapted_share: float
     disagreement: float | None
@@ -63,13 +59,26 @@ class StreamStatus:
     harmful: bool = False
     alarm_after: int | None = None
 
+
+@dataclass(frozen=True)
+class StreamStatus(StreamCounts):
+    """How a stream is, and how its requests were answered; see `StreamCounts`.
+
+    Attributes:
+        health: Of its images.
+        gains: Scale of each band of components where images are adapted to, as in `health.bands`.
+    """
+
+    health: Health
+    gains: tuple[float, ...]
+
     def to_dict(self) -> dict[str, Any]:
         """Return numbers, text, lists and dicts, as JSON and logs want them."""
         return {**asdict(self), "health": self.health.to_dict(), "gains": list(self.gains)}
 
 
 @dataclass(frozen=True)
-class StreamGlance:
+class StreamGlance(StreamCounts):
     """The part of a stream's status that takes no computing, for answers and for long lists.
 
     Attributes:
@@ -78,24 +87,14 @@ class StreamGlance:
         skipped: How many requests changed nothing, since their numbers were not finite.
         shift: How surely it has shifted, from 0 to 1.
         shifted: Whether its alarm is on.
-        mode, and the others: See `StreamStatus`.
+        mode, and the others: See `StreamCounts`.
     """
 
     stream: str
-    mode: Mode
     images: int
-    requests: int
     skipped: int
     shift: float
     shifted: bool
-    adapted_share: float
-    disagreement: float | None
-    shifted_since: float | None
-    last_seen: float | None
-    adapting: bool = False
-    switches: int = 0
-    harmful: bool = False
-    alarm_after: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +181,6 @@ def read_record(data: bytes, kind: str, like: StreamRecord) -> StreamRecord:
 
 
 def _facts_of_adapter(other: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
-    """Return the counts of a pool for a stream that an adapter has saved."""
     values = other.get("values")
     values = values if isinstance(values, Mapping) else {}
     counts = {"images": "images", "requests": "batches", "skipped": "skipped"}

@@ -14,7 +14,7 @@ from ttapca.errors import DamagedStreamError, UnknownStreamError
 from ttapca.serving import api_models as api
 from ttapca.serving.api_models import BINARY, BYTES, JSON, WITH_BODY, refusals
 from ttapca.serving.http_errors import HttpError
-from ttapca.serving.service import Service, service_of
+from ttapca.serving.service import Asked, Service, service_of
 from ttapca.serving.stream_record import LONGEST_NAME, NAME_PATTERN, Mode, StreamStatus
 from ttapca.serving.tokens import Right, Token
 from ttapca.support.parsing import parse_json
@@ -38,6 +38,11 @@ router = APIRouter(prefix="/v1")
 STREAM = "/streams/{name}"
 
 
+def told(*statuses: int) -> dict[str, Any]:
+    """Describe a route that answers with how a stream is, or refuses."""
+    return {"response_model": StreamStatus, "responses": refusals(*statuses)}
+
+
 @router.post(
     "/predict",
     response_model=api.PredictAnswer,
@@ -56,7 +61,9 @@ async def predict(request: Request, stream: StreamName) -> Response:
     kind = request.headers.get("content-type", "")
     async with service.body(request, token, name) as body:
         service.pool.check_admission(name, token.check_quota)
-        answer = await service.answer(token, name, kind, body)
+        answer = await service.answer(
+            token, body, lambda content: Asked(name, service.decoder.open(kind, content))
+        )
     request.state.record.images = len(answer.logits)
     facts = api.answer_facts(answer, token, service.facts.classes)
     return _json(api.json_bytes(facts))  # takes less time than another thread would
@@ -94,19 +101,14 @@ async def list_streams(
     return _json(await service.in_thread(token, work))
 
 
-@router.get(STREAM, response_model=StreamStatus, responses=refusals(404, 409))
+@router.get(STREAM, **told(404, 409))
 async def look(request: Request, name: Name) -> Response:
     """Tell health, mode and history of a stream."""
     service, token, full = _named(request, name, "read")
     return await _told(service, token, partial(service.pool.status, full))
 
 
-@router.put(
-    STREAM,
-    response_model=StreamStatus,
-    responses=refusals(409, *WITH_BODY),
-    openapi_extra=api.MODE_BODY,
-)
+@router.put(STREAM, **told(409, *WITH_BODY), openapi_extra=api.MODE_BODY)
 async def switch(request: Request, name: Name) -> Response:
     """Switch a stream off, to shadow, to auto or on; a new one begins in that mode."""
     service, token, full = _named(request, name, "control")
@@ -127,7 +129,7 @@ async def drop(request: Request, name: Name) -> Response:
     return Response(status_code=204)
 
 
-@router.post(f"{STREAM}/reset", response_model=StreamStatus, responses=refusals(404, 409))
+@router.post(f"{STREAM}/reset", **told(404, 409))
 async def reset(request: Request, name: Name) -> Response:
     """Let a stream begin anew, in its mode."""
     service, token, full = _named(request, name, "control")
@@ -146,12 +148,7 @@ async def read_state(request: Request, name: Name) -> Response:
     return Response(content, media_type=BYTES)
 
 
-@router.put(
-    f"{STREAM}/state",
-    response_model=StreamStatus,
-    responses=refusals(*WITH_BODY),
-    openapi_extra=api.STATE_BODY,
-)
+@router.put(f"{STREAM}/state", **told(*WITH_BODY), openapi_extra=api.STATE_BODY)
 async def load_state(request: Request, name: Name) -> Response:
     """Load a stream that was read before, here or elsewhere, with this network and filter."""
     service, token, full = _named(request, name, "control")
@@ -175,7 +172,6 @@ async def pictures(request: Request, name: Name) -> Response:
 
 
 def _named(request: Request, name: str, right: Right) -> tuple[Service, Token, str]:
-    """Return the service, the token and the full name of the stream of a request, or refuse."""
     service = service_of(request)
     token = service.admit(request, right)
     full = token.full_name(name)
@@ -184,7 +180,6 @@ def _named(request: Request, name: str, right: Right) -> tuple[Service, Token, s
 
 
 async def _told(service: Service, token: Token, work: Callable[[], StreamStatus]) -> Response:
-    """Do something with a stream, and answer with how it is then."""
 
     def done() -> bytes:
         status = work()

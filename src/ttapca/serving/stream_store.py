@@ -119,8 +119,7 @@ class StreamStore(AbstractContextManager["StreamStore"]):
             row = connection.execute(STATE, (LARGEST_STATE, name)).fetchone()
         if row is not None and row[2] is None:
             raise SavedStreamError(
-                f"A state is a blob of at most {LARGEST_STATE:,} bytes; found {row[0]} of "
-                f"{row[1]} bytes or letters."
+                f"A state is a blob of at most {LARGEST_STATE:,} bytes; found {row[0]} of {row[1]}."
             )
         return None if row is None else bytes(row[2])
 
@@ -148,8 +147,7 @@ class StreamStore(AbstractContextManager["StreamStore"]):
                 yield self._connection
         except sqlite3.Error as error:
             raise StorageError(
-                f"Streams in {self.path} cannot be read or written: {error}. Check that the disk "
-                "works and has room."
+                f"Streams in {self.path} cannot be read or written: {error}. Check the disk."
             ) from error
 
     def close(self) -> None:

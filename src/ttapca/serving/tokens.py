@@ -80,8 +80,7 @@ class Token:
         most = self.max_streams
         if most is not None and sum(map(self.owns, streams)) >= most:
             raise TooManyStreamsError(
-                f"The token `{self.name}` may have {most:,} streams, and has as many. Delete one, "
-                "or use one that is there."
+                f"The token `{self.name}` may have {most:,} streams, and has as many. Delete one."
             )
 
     def own_name(self, stream: str) -> str:
@@ -132,12 +131,5 @@ def _token(path: Path, entry: dict[str, Any]) -> Token:
             f"{path}: the token `{entry['name']}` has the right `all`, so no streams are its own "
             "and `max_streams` has no meaning. Leave one of them out."
         )
-    return Token(
-        entry["name"],
-        bytes.fromhex(entry["hash"].removeprefix("sha256:")),
-        frozenset(entry["rights"]),
-        entry.get("max_streams"),
-        entry.get("requests_per_second"),
-        entry.get("images_per_second"),
-        entry.get("share", 1.0),
-    )
+    digest = bytes.fromhex(entry.pop("hash").removeprefix("sha256:"))
+    return Token(digest=digest, rights=frozenset(entry.pop("rights")), **entry)
