@@ -13,8 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.servers import PATIENCE
-from ttapca.serving.fair_threads import FairThreads
-from ttapca.serving.fairness import MOST_IDLE, Client, GaveWayError, Room, Share, Turns
+from ttapca.serving.fairness import (
+    MOST_IDLE,
+    Client,
+    FairThreads,
+    GaveWayError,
+    Room,
+    Share,
+    Turns,
+)
 
 CLIENTS = [Client("a"), Client("b", 2.0), Client("c", 0.5)]
 ASKED = st.tuples(st.sampled_from(CLIENTS), st.sampled_from("xyz"), st.integers(1, 9))

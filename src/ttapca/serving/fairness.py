@@ -3,21 +3,27 @@
 `Turns` is weighted fair queueing (Demers, Keshav and Shenker, 1989) on two levels, among clients
 and among the streams of each: whoever would be done first if all were served at once, each by its
 share, comes first. So small requests do not wait for large ones of others, and those who were idle
-save up nothing. `Room` is bounded; if it is full, those who hold most of it give way.
+save up nothing. `Room` is bounded; if it is full, those who hold most of it give way. `FairThreads`
+are a few threads, in which the work of an event loop begins in fair turns.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from typing import Generic, TypeAlias, TypeVar
 
 from ttapca.errors import TtapcaError
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 MOST_IDLE = 1000  # names that are remembered although nothing of them waits
 
 
@@ -194,3 +200,68 @@ class Turns(Generic[Item]):
             del streams[stream]
         if not streams:
             del self._waiting[client]
+
+
+class FairThreads:
+    """Threads for work of one event loop; `name` is theirs."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, name)
+        self._free = threads
+        self._turns: Turns[asyncio.Future[None]] = Turns()
+
+    async def run(
+        self,
+        work: Callable[[], Result],
+        share: Share,
+        cost: float = 1,
+        abandoned: Callable[[Future[Result]], object] = lambda _: None,
+    ) -> Result:
+        """Do work of some cost, which may have to give way before: then raise `GaveWayError`.
+
+        `abandoned` is told of the result if the caller was cancelled meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        waiting = self._turns.put(share, cost, turn)
+        share.give_way = partial(turn.set_exception, GaveWayError())
+        self._begin()
+        try:
+            await turn
+        except BaseException:
+            if turn.cancelled() or turn.exception():
+                self._turns.drop(waiting)
+                share.give_way = None
+            else:
+                self._end()
+            raise
+        running = self._executor.submit(work)
+
+        def ended(_: object) -> None:
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(self._end)
+
+        running.add_done_callback(ended)
+        try:
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            running.add_done_callback(abandoned)
+            raise
+
+    def _begin(self) -> None:
+        for waiting in self._turns:
+            if not self._free:
+                return
+            if not waiting.item.done():  # else it gave way, or was cancelled, and drops itself
+                self._turns.take(waiting)
+                self._free -= 1
+                waiting.share.give_way = None
+                waiting.item.set_result(None)
+
+    def _end(self) -> None:
+        self._free += 1
+        self._begin()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._executor.shutdown(cancel_futures=True)

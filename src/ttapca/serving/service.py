@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from starlette.requests import ClientDisconnect, Request
 
 from ttapca.serving.decoding import ImageDecoder, OpenedImages
-from ttapca.serving.fair_threads import FairThreads
-from ttapca.serving.fairness import GaveWayError, Room, Share
+from ttapca.serving.fairness import FairThreads, GaveWayError, Room, Share
 from ttapca.serving.http_errors import HttpError, closing
 from ttapca.serving.limits import Rate, RequestLimits
 from ttapca.serving.metrics import Metrics
