@@ -76,7 +76,7 @@ def _options(words: list[str] | None) -> dict[str, Any]:
             raise OptionError(f"--option takes {form}; found `{name}={text}`.")
         if name in OWN_OPTIONS:
             raise OptionError(
-                f"--option is for options of the method; found `{name}={text}`: give --{name}."
+                f"--option is for the method; found `{name}={text}`: give --{name} instead."
             )
         options[name] = arguments.value_of(text)
     return options
