@@ -2,16 +2,16 @@
 # Everything that docs/results.md and docs/paper-results.md report: hours on two cores; cut it off, it goes on.
 #
 #   scripts/results.sh DIR [RUN ...]     results go to DIR; runs: own others ten tuned ttt c10 c100 gn
-#                                        cct rank steps cost published protocols rivals strong
+#                                        cct rank steps cost published protocols changing10 rivals strong
 #
-# c10, c100, gn, rivals, published and protocols need the checkpoints of docs/networks.md in $WEIGHTS (default:
+# c10, c100, gn, rivals, published, protocols and changing10 need the checkpoints of docs/networks.md in $WEIGHTS (default:
 # ../shared/data/weights) and CIFAR-100 in $CIFAR100; strong needs the network of scripts/train_strong.sh in $STRONG.
 # Then: python scripts/write_results.py DIR
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 to=${1:?where the results go}
 shift
-runs=${*:-own others ten tuned ttt c10 c100 gn cct rank steps cost published protocols rivals strong}
+runs=${*:-own others ten tuned ttt c10 c100 gn cct rank steps cost published protocols changing10 rivals strong}
 rivals=source,bn,wiener,tent,eata,roid
 everything=$rivals,sar,ttapca-relu,ttapca-exp,rotta,pea
 weights=${WEIGHTS:-$here/../shared/data/weights}
@@ -108,6 +108,13 @@ for run in $runs; do
         protocols "$to/protocols10.sqlite" "${c10[@]}"
         protocols "$to/protocolsown.sqlite" cifar10-resnet20
         protocols "$to/protocolsgn.sqlite" "${gn[@]}"
+        ;;
+    changing10) # never starting anew; `gradual` has nine severities a corruption
+        field=source,bn,wiener,tent,eata,roid,lame,rotta
+        for words in drifting:2000 gradual:500; do
+            bench "${c10[@]}" --settings "${words%:*}" --corruptions standard --images "${words#*:}" \
+                --methods $field --option eata.lr=0.005 --to "$to/changing10.sqlite"
+        done
         ;;
     rivals) # other people's networks
         compare 10000 "$rivals" "${c10[@]}" --to "$to/rivals10.sqlite"
